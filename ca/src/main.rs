@@ -1,0 +1,2 @@
+//! culvert-ca
+fn main() {}

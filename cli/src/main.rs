@@ -1,0 +1,2 @@
+//! culvert
+fn main() {}

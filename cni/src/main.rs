@@ -1,0 +1,2 @@
+//! culvert-cni
+fn main() {}

@@ -1,0 +1,2 @@
+//! culvert-discovery
+fn main() {}

@@ -1,0 +1,2 @@
+//! culvert-node-proxy
+fn main() {}
