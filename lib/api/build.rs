@@ -14,6 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure()
         .bytes(".istio.workload.Workload.addresses")
+        // Content hashes are taken over encoded workloads: maps need an order.
+        .btree_map(".istio.workload.Workload.services")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Messages of every protocol that crosses a process boundary, and the types of
 //! Culvert's own Kubernetes kinds. Messages only: no logic lives here.
 
+pub mod policy;
+
 /// Generated protobuf messages, one module for each protobuf package.
 pub mod proto {
     #![expect(missing_docs, reason = "generated from the commented .proto files")]
