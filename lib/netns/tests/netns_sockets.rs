@@ -59,8 +59,10 @@ fn ipv6_off_in_the_namespace_leaves_ipv4() {
             let listener = listen_tcp(15001, &ANY).expect("dual falls back");
             let _client = TcpStream::connect(("127.0.0.1", 15001)).expect("connect");
             accept(&listener);
+            let family = Family::At(Ipv6Addr::LOCALHOST.into());
             let at = ListenOptions {
-                family: Family::At(Ipv6Addr::LOCALHOST.into()),
+                family,
+                transparent: false,
                 ..ANY
             };
             assert!(
