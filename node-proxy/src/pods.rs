@@ -1,0 +1,8 @@
+//! The pods of this node: learnt from the CNI agent, listeners opened, handed to
+//! the workers.
+
+mod pod;
+
+pub use pod::{
+    DNS_PORT, DnsSockets, INBOUND_PORT, OUTBOUND_PORT, PROXY_MARK, Pod, PodListeners, TUNNEL_PORT,
+};
