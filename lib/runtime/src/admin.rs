@@ -98,8 +98,17 @@ impl AdminListeners {
         let (admin, admin_at) = listen("admin", config.admin_address).await?;
         let (metrics, metrics_at) = listen("metrics", config.metrics_address).await?;
         let (ready, ready_at) = listen("readiness", config.ready_address).await?;
-        let addresses = BoundAddresses { admin: admin_at, metrics: metrics_at, ready: ready_at };
-        Ok(Self { admin, metrics, ready, addresses })
+        let addresses = BoundAddresses {
+            admin: admin_at,
+            metrics: metrics_at,
+            ready: ready_at,
+        };
+        Ok(Self {
+            admin,
+            metrics,
+            ready,
+            addresses,
+        })
     }
 
     /// Where the ports are.
@@ -139,13 +148,19 @@ async fn listen(
     port: &'static str,
     address: SocketAddr,
 ) -> Result<(TcpListener, SocketAddr), AdminError> {
-    let failed = |source| AdminError::Listen { port, address, source };
+    let failed = |source| AdminError::Listen {
+        port,
+        address,
+        source,
+    };
     let listener = match TcpListener::bind(address).await {
         Ok(listener) => listener,
         Err(first) if address.is_ipv6() && address.ip().is_unspecified() => {
             let fallback = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port());
             // The first error is the one about the address that was asked for.
-            TcpListener::bind(fallback).await.map_err(|_| failed(first))?
+            TcpListener::bind(fallback)
+                .await
+                .map_err(|_| failed(first))?
         }
         Err(error) => return Err(failed(error)),
     };

@@ -22,7 +22,12 @@ impl Backoff {
     #[must_use]
     pub fn new(min: Duration, max: Duration, jitter: f64) -> Self {
         let min = min.min(max);
-        Self { min, max, jitter: jitter.clamp(0.0, 1.0), next: min }
+        Self {
+            min,
+            max,
+            jitter: jitter.clamp(0.0, 1.0),
+            next: min,
+        }
     }
 
     /// The delay before the next try; the one after it is longer.

@@ -46,13 +46,23 @@ impl Variable {
     /// A variable that must be set.
     #[must_use]
     pub const fn required(name: &'static str, form: &'static str, about: &'static str) -> Self {
-        Self { name, form, absent: Absent::Required, about }
+        Self {
+            name,
+            form,
+            absent: Absent::Required,
+            about,
+        }
     }
 
     /// A variable that may be left out: read it with [`RawConfig::optional`].
     #[must_use]
     pub const fn optional(name: &'static str, form: &'static str, about: &'static str) -> Self {
-        Self { name, form, absent: Absent::Optional, about }
+        Self {
+            name,
+            form,
+            absent: Absent::Optional,
+            about,
+        }
     }
 
     /// A variable with a default value.
@@ -63,7 +73,12 @@ impl Variable {
         default: &'static str,
         about: &'static str,
     ) -> Self {
-        Self { name, form, absent: Absent::Default(default), about }
+        Self {
+            name,
+            form,
+            absent: Absent::Default(default),
+            about,
+        }
     }
 }
 
@@ -117,9 +132,17 @@ impl RawConfig {
         let mut table = BTreeMap::new();
         for variable in tables.iter().copied().flatten() {
             let before = table.insert(variable.name, *variable);
-            assert!(before.is_none(), "invariant: {} is declared once", variable.name);
+            assert!(
+                before.is_none(),
+                "invariant: {} is declared once",
+                variable.name
+            );
         }
-        let mut raw = Self { table, values: BTreeMap::new(), faults: Vec::new() };
+        let mut raw = Self {
+            table,
+            values: BTreeMap::new(),
+            faults: Vec::new(),
+        };
         for (name, value) in environment {
             let name = name.into();
             if let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) {
@@ -136,7 +159,10 @@ impl RawConfig {
         };
         match value.into_string() {
             Ok(value) => drop(self.values.insert(variable.name, value)),
-            Err(_) => self.fault(name, format!("value is not UTF-8, expected {}", variable.form)),
+            Err(_) => self.fault(
+                name,
+                format!("value is not UTF-8, expected {}", variable.form),
+            ),
         }
     }
 
@@ -189,7 +215,10 @@ impl RawConfig {
 
     /// Notes a fault that spans several variables or needs more than a parser.
     pub fn fault(&mut self, name: &str, text: String) {
-        self.faults.push(Fault { name: name.to_owned(), text });
+        self.faults.push(Fault {
+            name: name.to_owned(),
+            text,
+        });
     }
 
     /// Every variable with the value in force, for `/config`.
@@ -198,7 +227,12 @@ impl RawConfig {
         let value = |variable: &Variable| self.text(variable.name).map(serde_json::Value::from);
         self.table
             .values()
-            .map(|variable| (variable.name.to_owned(), value(variable).unwrap_or_default()))
+            .map(|variable| {
+                (
+                    variable.name.to_owned(),
+                    value(variable).unwrap_or_default(),
+                )
+            })
             .collect::<serde_json::Map<_, _>>()
             .into()
     }
@@ -208,14 +242,21 @@ impl RawConfig {
     /// # Errors
     /// All faults together.
     pub fn finish<C>(self, build: impl FnOnce() -> Option<C>) -> Result<C, ConfigError> {
-        let built = if self.faults.is_empty() { build() } else { None };
+        let built = if self.faults.is_empty() {
+            build()
+        } else {
+            None
+        };
         let mut faults = self.faults;
         faults.sort_by(|a, b| a.name.cmp(&b.name));
         built.ok_or(ConfigError { faults })
     }
 
     fn variable(&self, name: &str) -> Variable {
-        *self.table.get(name).expect("invariant: a program asks only for variables it declares")
+        *self
+            .table
+            .get(name)
+            .expect("invariant: a program asks only for variables it declares")
     }
 
     fn text(&self, name: &'static str) -> Option<String> {
@@ -236,8 +277,15 @@ impl RawConfig {
             Ok(value) => Some(value),
             Err(wrong) => {
                 let form = self.variable(name).form;
-                let wrong = if wrong.is_empty() { wrong } else { format!(" ({wrong})") };
-                self.fault(name, format!("`{text}` is not valid{wrong}, expected {form}"));
+                let wrong = if wrong.is_empty() {
+                    wrong
+                } else {
+                    format!(" ({wrong})")
+                };
+                self.fault(
+                    name,
+                    format!("`{text}` is not valid{wrong}, expected {form}"),
+                );
                 None
             }
         }
@@ -256,7 +304,10 @@ pub fn markdown(table: &[Variable]) -> String {
             Absent::Default(default) => format!("`{default}`"),
         };
         let form = variable.form.replace('|', "\\|");
-        let row = format!("| `{}` | {form} | {absent} | {} |\n", variable.name, variable.about);
+        let row = format!(
+            "| `{}` | {form} | {absent} | {} |\n",
+            variable.name, variable.about
+        );
         rows.push_str(&row);
     }
     rows

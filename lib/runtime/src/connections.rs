@@ -65,7 +65,10 @@ impl ConnectionTracker {
     /// [`AtCapacity`] when the tracker is full.
     pub fn try_reserve(&self) -> Result<ConnectionPermit, AtCapacity> {
         match Arc::clone(&self.shared.permits).try_acquire_owned() {
-            Ok(permit) => Ok(ConnectionPermit { permit, shared: Arc::clone(&self.shared) }),
+            Ok(permit) => Ok(ConnectionPermit {
+                permit,
+                shared: Arc::clone(&self.shared),
+            }),
             Err(_) => {
                 self.shared.refused.fetch_add(1, Ordering::Relaxed);
                 Err(AtCapacity)
@@ -83,7 +86,10 @@ impl ConnectionTracker {
             .acquire_owned()
             .await
             .expect("invariant: the semaphore is never closed");
-        ConnectionPermit { permit, shared: Arc::clone(&self.shared) }
+        ConnectionPermit {
+            permit,
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// Runs a connection on the current runtime.
@@ -190,13 +196,23 @@ impl ConnectionPermit {
         let (open, shared) = self.open();
         let id = open.id;
         let mut map = shared.lock();
-        map.insert(id, tokio::task::spawn_local(run(open, connection)).abort_handle());
+        map.insert(
+            id,
+            tokio::task::spawn_local(run(open, connection)).abort_handle(),
+        );
     }
 
     fn open(self) -> (Open, Arc<Shared>) {
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::clone(&self.shared);
-        (Open { id, permit: Some(self.permit), shared: self.shared }, shared)
+        (
+            Open {
+                id,
+                permit: Some(self.permit),
+                shared: self.shared,
+            },
+            shared,
+        )
     }
 }
 
@@ -239,7 +255,9 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_counted_and_frees_its_place() {
         let tracker = ConnectionTracker::new(1);
-        tracker.spawn(async { panic!("peer sent nonsense") }).expect("one place is free");
+        tracker
+            .spawn(async { panic!("peer sent nonsense") })
+            .expect("one place is free");
         assert_eq!(tracker.spawn(async {}), Err(AtCapacity));
         assert_eq!(tracker.refused(), 1);
         assert_eq!(tracker.wait_drained(Instant::now() + SOON).await, 0);
@@ -251,7 +269,9 @@ mod tests {
     async fn what_outlives_the_deadline_is_aborted() {
         let tracker = ConnectionTracker::new(10);
         for _ in 0..3 {
-            tracker.spawn(std::future::pending()).expect("places are free");
+            tracker
+                .spawn(std::future::pending())
+                .expect("places are free");
         }
         assert_eq!(tracker.open(), 3);
         assert_eq!(tracker.wait_drained(Instant::now() + SOON).await, 3);
@@ -267,7 +287,9 @@ mod tests {
         local
             .run_until(async {
                 let value = std::rc::Rc::clone(&not_send);
-                tracker.spawn_local(async move { assert_eq!(*value, 7) }).expect("free");
+                tracker
+                    .spawn_local(async move { assert_eq!(*value, 7) })
+                    .expect("free");
                 assert_eq!(tracker.wait_drained(Instant::now() + SOON).await, 0);
             })
             .await;

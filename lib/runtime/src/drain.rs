@@ -30,13 +30,18 @@ impl Drain {
     /// A drain that gives open work `deadline` to finish once it starts.
     #[must_use]
     pub fn new(deadline: Duration) -> Self {
-        Self { phase: watch::Sender::new(Phase::Running), deadline }
+        Self {
+            phase: watch::Sender::new(Phase::Running),
+            deadline,
+        }
     }
 
     /// A view for tasks.
     #[must_use]
     pub fn watch(&self) -> DrainWatch {
-        DrainWatch { phase: self.phase.subscribe() }
+        DrainWatch {
+            phase: self.phase.subscribe(),
+        }
     }
 
     /// Starts the drain; a second call changes nothing.
@@ -97,7 +102,11 @@ impl DrainWatch {
     /// Safe: the state is level-triggered.
     pub async fn started(&self) -> Instant {
         let mut phase = self.phase.clone();
-        match phase.wait_for(|phase| *phase != Phase::Running).await.as_deref() {
+        match phase
+            .wait_for(|phase| *phase != Phase::Running)
+            .await
+            .as_deref()
+        {
             Ok(Phase::Draining { until }) => *until,
             // A dropped `Drain` means that its owner is gone: stop.
             _ => Instant::now(),

@@ -36,8 +36,18 @@ pub fn raise_file_limit() -> Result<FileLimit, LimitError> {
     if before == hard {
         return Ok(FileLimit { before, now: hard });
     }
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
-        .map_err(|error| LimitError { before, hard, source: error.into() })?;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    )
+    .map_err(|error| LimitError {
+        before,
+        hard,
+        source: error.into(),
+    })?;
     Ok(FileLimit { before, now: hard })
 }
 

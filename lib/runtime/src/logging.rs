@@ -78,12 +78,12 @@ pub fn init_logging(format: LogFormat, level: &str) -> LogHandle {
     let (filter, reload) = reload::Layer::new(parsed.unwrap_or_else(|_| EnvFilter::new("info")));
     let registry = tracing_subscriber::registry().with(filter);
     let started = match format {
-        LogFormat::Text => {
-            registry.with(fmt::layer().with_ansi(false).with_writer(writer)).try_init()
-        }
-        LogFormat::Json => {
-            registry.with(fmt::layer().json().flatten_event(true).with_writer(writer)).try_init()
-        }
+        LogFormat::Text => registry
+            .with(fmt::layer().with_ansi(false).with_writer(writer))
+            .try_init(),
+        LogFormat::Json => registry
+            .with(fmt::layer().json().flatten_event(true).with_writer(writer))
+            .try_init(),
     };
     if started.is_err() {
         return LogHandle::detached(initial);
@@ -106,17 +106,26 @@ pub fn init_logging(format: LogFormat, level: &str) -> LogHandle {
 fn parse(level: &str) -> Result<EnvFilter, LogLevelError> {
     // An empty expression would switch everything off without saying so.
     if level.trim().is_empty() {
-        return Err(LogLevelError { level: level.to_owned(), source: None });
+        return Err(LogLevelError {
+            level: level.to_owned(),
+            source: None,
+        });
     }
     EnvFilter::builder()
         .parse(level)
-        .map_err(|source| LogLevelError { level: level.to_owned(), source: Some(source) })
+        .map_err(|source| LogLevelError {
+            level: level.to_owned(),
+            source: Some(source),
+        })
 }
 
 fn log_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let place = panic
+            .location()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let message = crate::tasks::panic_message(panic.payload());
         tracing::error!(place, message, "panic");
         before(panic);
@@ -145,11 +154,18 @@ impl LogHandle {
     pub fn set_level(&self, level: &str) -> Result<(), LogLevelError> {
         let filter = parse(level)?;
         if let Some(reload) = &self.shared.reload {
-            reload
-                .reload(filter)
-                .map_err(|_| LogLevelError { level: level.to_owned(), source: None })?;
+            reload.reload(filter).map_err(|_| LogLevelError {
+                level: level.to_owned(),
+                source: None,
+            })?;
         }
-        level.clone_into(&mut self.shared.current.lock().unwrap_or_else(PoisonError::into_inner));
+        level.clone_into(
+            &mut self
+                .shared
+                .current
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         Ok(())
     }
 
@@ -162,13 +178,20 @@ impl LogHandle {
     /// The level in force.
     #[must_use]
     pub fn level(&self) -> String {
-        self.shared.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared
+            .current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Lines that were dropped because the writer could not keep up.
     #[must_use]
     pub fn dropped_lines(&self) -> u64 {
-        self.shared.dropped.as_ref().map_or(0, |dropped| dropped.dropped_lines() as u64)
+        self.shared
+            .dropped
+            .as_ref()
+            .map_or(0, |dropped| dropped.dropped_lines() as u64)
     }
 }
 
@@ -187,7 +210,8 @@ mod tests {
     #[test]
     fn level_changes_and_resets() {
         let log = LogHandle::detached("info");
-        log.set_level("warn,culvert_xds=debug").expect("a good level");
+        log.set_level("warn,culvert_xds=debug")
+            .expect("a good level");
         assert_eq!(log.level(), "warn,culvert_xds=debug");
         log.reset();
         assert_eq!(log.level(), "info");

@@ -39,7 +39,10 @@ impl Metrics {
             registry.register(
                 "culvert_build",
                 "Program and version",
-                Info::new([("component", component.to_owned()), ("version", version.to_owned())]),
+                Info::new([
+                    ("component", component.to_owned()),
+                    ("version", version.to_owned()),
+                ]),
             );
             registry.register_collector(Box::new(ProcessMetrics {
                 started: SystemTime::now(),
@@ -51,7 +54,12 @@ impl Metrics {
 
     /// Lets a module register its metrics.
     pub fn register<T>(&self, register: impl FnOnce(&mut Registry) -> T) -> T {
-        register(&mut self.registry.write().unwrap_or_else(PoisonError::into_inner))
+        register(
+            &mut self
+                .registry
+                .write()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     /// All metrics as OpenMetrics text.
@@ -60,7 +68,10 @@ impl Metrics {
     /// When a metric cannot be written: a defect of a collector.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut body = String::new();
-        text::encode(&mut body, &self.registry.read().unwrap_or_else(PoisonError::into_inner))?;
+        text::encode(
+            &mut body,
+            &self.registry.read().unwrap_or_else(PoisonError::into_inner),
+        )?;
         Ok(body)
     }
 }
@@ -80,19 +91,35 @@ impl Collector for ProcessMetrics {
             metric.encode(target)
         };
         let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
-        gauge("process_start_time_seconds", "Start of the process", started.as_secs_f64())?;
+        gauge(
+            "process_start_time_seconds",
+            "Start of the process",
+            started.as_secs_f64(),
+        )?;
         if let Some(open) = open_files() {
             gauge("process_open_fds", "Open file descriptors", open)?;
         }
         if let Some(max) = getrlimit(Resource::Nofile).current {
-            gauge("process_max_fds", "Limit of open file descriptors", lossy(max))?;
+            gauge(
+                "process_max_fds",
+                "Limit of open file descriptors",
+                lossy(max),
+            )?;
         }
         let memory = Memory::read();
         if let Some(resident) = memory.resident {
-            gauge("process_resident_memory_bytes", "Resident memory", lossy(resident))?;
+            gauge(
+                "process_resident_memory_bytes",
+                "Resident memory",
+                lossy(resident),
+            )?;
         }
         if let Some(virtual_size) = memory.virtual_size {
-            gauge("process_virtual_memory_bytes", "Virtual memory", lossy(virtual_size))?;
+            gauge(
+                "process_virtual_memory_bytes",
+                "Virtual memory",
+                lossy(virtual_size),
+            )?;
         }
         if let Some(threads) = memory.threads {
             gauge("process_threads", "Threads", lossy(threads))?;
@@ -125,7 +152,10 @@ fn open_files() -> Option<f64> {
     Some(lossy(entries.count().saturating_sub(1) as u64))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a counter of seconds is floating point")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a counter of seconds is floating point"
+)]
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

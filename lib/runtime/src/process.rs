@@ -59,7 +59,14 @@ impl Process {
         let drain = Drain::new(common.drain_deadline);
         let mut tasks = Tasks::new();
         tasks.critical("signals", drain.clone().on_signals());
-        Ok(Self { component, log, metrics, readiness: Readiness::new(), drain, tasks })
+        Ok(Self {
+            component,
+            log,
+            metrics,
+            readiness: Readiness::new(),
+            drain,
+            tasks,
+        })
     }
 
     /// Opens the admin, metrics and readiness ports and serves them as a

@@ -30,13 +30,18 @@ impl Readiness {
     /// Ready, until the first condition is added.
     #[must_use]
     pub fn new() -> Self {
-        Self { conditions: Arc::new(watch::Sender::new(BTreeMap::new())) }
+        Self {
+            conditions: Arc::new(watch::Sender::new(BTreeMap::new())),
+        }
     }
 
     /// Adds a condition that is not met yet.
     #[must_use]
     pub fn condition(&self, name: &'static str) -> ConditionHandle {
-        let handle = ConditionHandle { name, conditions: Arc::clone(&self.conditions) };
+        let handle = ConditionHandle {
+            name,
+            conditions: Arc::clone(&self.conditions),
+        };
         handle.set_not_ready("starting");
         handle
     }
@@ -51,7 +56,10 @@ impl Readiness {
     #[must_use]
     pub fn unmet(&self) -> Vec<(&'static str, String)> {
         let conditions = self.conditions.borrow();
-        conditions.iter().filter_map(|(name, unmet)| Some((*name, unmet.clone()?))).collect()
+        conditions
+            .iter()
+            .filter_map(|(name, unmet)| Some((*name, unmet.clone()?)))
+            .collect()
     }
 
     /// Waits until every condition is met.
@@ -106,11 +114,17 @@ mod tests {
         let listener = readiness.condition("listener");
         assert_eq!(
             readiness.unmet(),
-            [("listener", "starting".into()), ("snapshot", "starting".into())]
+            [
+                ("listener", "starting".into()),
+                ("snapshot", "starting".into())
+            ]
         );
         listener.set_ready();
         snapshot.set_not_ready("no answer from discovery");
-        assert_eq!(readiness.unmet(), [("snapshot", "no answer from discovery".into())]);
+        assert_eq!(
+            readiness.unmet(),
+            [("snapshot", "no answer from discovery".into())]
+        );
         snapshot.set_ready();
         readiness.wait_ready().await;
         assert!(readiness.is_ready());

@@ -160,7 +160,11 @@ fn judge(name: String, end: End, draining: bool) -> Option<TaskError> {
         End::Done(Ok(())) if draining => None,
         End::Done(Ok(())) => Some(TaskError::Ended { name }),
         End::Done(Err(source)) if draining => {
-            tracing::warn!(task = name, error = chain(&*source), "task failed while draining");
+            tracing::warn!(
+                task = name,
+                error = chain(&*source),
+                "task failed while draining"
+            );
             None
         }
         End::Done(Err(source)) => Some(TaskError::Failed { name, source }),
@@ -250,7 +254,9 @@ mod tests {
         let mut tasks = Tasks::new();
         tasks
             .worker("worker-0", || async {
-                tokio::task::spawn_local(async {}).await.expect("runs on a LocalSet");
+                tokio::task::spawn_local(async {})
+                    .await
+                    .expect("runs on a LocalSet");
                 Err::<(), _>(Lost)
             })
             .expect("threads can be made");

@@ -51,7 +51,10 @@ where
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|source| WorkerError::Runtime { name: name.to_owned(), source })?;
+        .map_err(|source| WorkerError::Runtime {
+            name: name.to_owned(),
+            source,
+        })?;
     let (report, ended) = oneshot::channel();
     std::thread::Builder::new()
         .name(name.to_owned())
@@ -63,13 +66,18 @@ where
             // Nobody may be waiting any more; the end is then of no interest.
             let _ = report.send(end);
         })
-        .map_err(|source| WorkerError::Thread { name: name.to_owned(), source })?;
+        .map_err(|source| WorkerError::Thread {
+            name: name.to_owned(),
+            source,
+        })?;
     Ok(WorkerHandle { ended })
 }
 
 impl WorkerHandle {
     pub(crate) async fn end(self) -> End {
-        self.ended.await.unwrap_or_else(|_| End::Panicked("the thread was lost".to_owned()))
+        self.ended
+            .await
+            .unwrap_or_else(|_| End::Panicked("the thread was lost".to_owned()))
     }
 
     /// Waits for the worker's end.
@@ -92,7 +100,11 @@ mod tests {
     async fn runs_on_its_own_named_thread() {
         let worker = spawn_worker("worker-7", || async {
             let name = std::thread::current().name().map(str::to_owned);
-            if name.as_deref() == Some("worker-7") { Ok(()) } else { Err(format!("{name:?}")) }
+            if name.as_deref() == Some("worker-7") {
+                Ok(())
+            } else {
+                Err(format!("{name:?}"))
+            }
         })
         .expect("threads can be made");
         worker.join().await.expect("the right thread");

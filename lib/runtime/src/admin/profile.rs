@@ -62,17 +62,20 @@ pub(super) async fn processor(Query(query): Query<ProfileQuery>) -> Response {
     match query.format {
         ProfileFormat::Folded => folded(&report).into_response(),
         ProfileFormat::Pprof => match report.pprof() {
-            Ok(profile) => {
-                ([(header::CONTENT_TYPE, "application/octet-stream")], profile.encode_to_vec())
-                    .into_response()
-            }
+            Ok(profile) => (
+                [(header::CONTENT_TYPE, "application/octet-stream")],
+                profile.encode_to_vec(),
+            )
+                .into_response(),
             Err(error) => failed(&error),
         },
     }
 }
 
 async fn sample(time: Duration) -> Result<Report, pprof::Error> {
-    let guard = ProfilerGuardBuilder::default().frequency(FREQUENCY_HZ).build()?;
+    let guard = ProfilerGuardBuilder::default()
+        .frequency(FREQUENCY_HZ)
+        .build()?;
     tokio::time::sleep(time).await;
     guard.report().build()
 }
@@ -86,11 +89,18 @@ fn folded(report: &Report) -> String {
     let mut stacks = BTreeMap::new();
     for (frames, count) in &report.data {
         let mut stack = vec![frames.thread_name_or_id()];
-        let symbols = frames.frames.iter().rev().flat_map(|frame| frame.iter().rev());
+        let symbols = frames
+            .frames
+            .iter()
+            .rev()
+            .flat_map(|frame| frame.iter().rev());
         stack.extend(symbols.map(ToString::to_string));
         *stacks.entry(stack.join(";")).or_insert(0_isize) += count;
     }
-    stacks.into_iter().map(|(stack, count)| format!("{stack} {count}\n")).collect()
+    stacks
+        .into_iter()
+        .map(|(stack, count)| format!("{stack} {count}\n"))
+        .collect()
 }
 
 pub(super) async fn memory() -> Json<serde_json::Value> {

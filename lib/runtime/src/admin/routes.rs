@@ -18,7 +18,12 @@ pub(super) fn admin(admin: &Admin) -> Router {
     let config = admin.config.clone();
     Router::new()
         .route("/config", get(move || std::future::ready(Json(config))))
-        .route("/logging", get(show_level).post(set_level).with_state(admin.log.clone()))
+        .route(
+            "/logging",
+            get(show_level)
+                .post(set_level)
+                .with_state(admin.log.clone()),
+        )
         .route("/quitquitquit", post(quit).with_state(admin.drain.clone()))
         .route("/debug/pprof/profile", get(profile::processor))
         .route("/debug/pprof/heap", get(profile::memory))
@@ -34,15 +39,19 @@ pub(super) fn metrics(metrics: Metrics) -> Router {
 }
 
 pub(super) fn ready(readiness: Readiness, drain: DrainWatch) -> Router {
-    Router::new().route("/healthz/ready", get(show_ready)).with_state((readiness, drain))
+    Router::new()
+        .route("/healthz/ready", get(show_ready))
+        .with_state((readiness, drain))
 }
 
 async fn scrape(State(metrics): State<Metrics>) -> Response {
     match metrics.encode() {
         Ok(body) => ([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response(),
-        Err(_) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, "a metric could not be written\n").into_response()
-        }
+        Err(_) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "a metric could not be written\n",
+        )
+            .into_response(),
     }
 }
 
@@ -54,7 +63,10 @@ async fn show_ready(State((readiness, drain)): State<(Readiness, DrainWatch)>) -
     if unmet.is_empty() {
         return "ready\n".into_response();
     }
-    let lines: String = unmet.iter().map(|(name, reason)| format!("{name}: {reason}\n")).collect();
+    let lines: String = unmet
+        .iter()
+        .map(|(name, reason)| format!("{name}: {reason}\n"))
+        .collect();
     (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
 }
 
@@ -68,7 +80,10 @@ async fn set_level(State(log): State<LogHandle>, RawQuery(query): RawQuery) -> R
         match pair.split_once('=').unwrap_or((pair, "")) {
             ("reset", _) => log.reset(),
             ("level", level) => {
-                let level = level.replace("%2C", ",").replace("%2c", ",").replace("%3D", "=");
+                let level = level
+                    .replace("%2C", ",")
+                    .replace("%2c", ",")
+                    .replace("%3D", "=");
                 if let Err(error) = log.set_level(&level) {
                     return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();
                 }

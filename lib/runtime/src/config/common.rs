@@ -14,7 +14,12 @@ pub const COMMON: &[Variable] = &[
         "info",
         "log level at start; POST /logging?level= changes it while the program runs",
     ),
-    Variable::with_default("CULVERT_LOG_FORMAT", "text|json", "text", "form of log lines"),
+    Variable::with_default(
+        "CULVERT_LOG_FORMAT",
+        "text|json",
+        "text",
+        "form of log lines",
+    ),
     Variable::with_default(
         "CULVERT_ADMIN_ADDRESS",
         "address:port",
@@ -83,7 +88,9 @@ impl CommonConfig {
     pub fn read(raw: &mut RawConfig) -> Option<Self> {
         // Every value is read before any `?`, so that all faults are found.
         let log_level = raw.value_with("CULVERT_LOG", |level| {
-            check_level(level).map(|()| level.to_owned()).map_err(|_| String::new())
+            check_level(level)
+                .map(|()| level.to_owned())
+                .map_err(|_| String::new())
         });
         let log_format = raw.value("CULVERT_LOG_FORMAT");
         let admin_address = raw.value("CULVERT_ADMIN_ADDRESS");

@@ -8,7 +8,11 @@ use super::*;
 const TABLE: &[Variable] = &[
     Variable::required("CULVERT_NODE_NAME", "a node name", "this node"),
     Variable::with_default("CULVERT_WORKERS", "a number from 1", "2", "worker threads"),
-    Variable::optional("CULVERT_ACCESS_LOG_FILE", "a path", "where the access log goes"),
+    Variable::optional(
+        "CULVERT_ACCESS_LOG_FILE",
+        "a path",
+        "where the access log goes",
+    ),
     Variable::with_default("CULVERT_DNS", "true|false", "true", "answer DNS"),
     Variable::with_default("CULVERT_TTL", "a duration such as 24h", "24h", "lifetime"),
 ];
@@ -36,7 +40,14 @@ fn config(mut raw: RawConfig) -> Result<Config, ConfigError> {
     let common = CommonConfig::read(&mut raw);
     raw.finish(|| {
         let (node, workers, file) = (node?, workers?, file?);
-        Some(Config { node, workers, file, dns: dns?, ttl: ttl?, common: common? })
+        Some(Config {
+            node,
+            workers,
+            file,
+            dns: dns?,
+            ttl: ttl?,
+            common: common?,
+        })
     })
 }
 
@@ -92,16 +103,29 @@ fn the_effective_configuration_shows_values_defaults_and_gaps() {
 #[test]
 fn faults_across_variables_stop_the_start_too() {
     let mut raw = read(&[("CULVERT_NODE_NAME", "node-1")]);
-    raw.fault("CULVERT_CA_ADDRESS", "is required unless static certificates are given".to_owned());
+    raw.fault(
+        "CULVERT_CA_ADDRESS",
+        "is required unless static certificates are given".to_owned(),
+    );
     let error = config(raw).expect_err("a noted fault");
-    assert!(error.to_string().contains("CULVERT_CA_ADDRESS: is required unless"));
+    assert!(
+        error
+            .to_string()
+            .contains("CULVERT_CA_ADDRESS: is required unless")
+    );
 }
 
 #[test]
 fn lists_and_paths_parse() {
-    assert_eq!(Vec::<PathBuf>::parse("/a:/b"), Ok(vec!["/a".into(), "/b".into()]));
+    assert_eq!(
+        Vec::<PathBuf>::parse("/a:/b"),
+        Ok(vec!["/a".into(), "/b".into()])
+    );
     assert!(Vec::<PathBuf>::parse("/a:").is_err());
-    assert_eq!(Vec::<String>::parse("a, b,"), Ok(vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(
+        Vec::<String>::parse("a, b,"),
+        Ok(vec!["a".to_owned(), "b".to_owned()])
+    );
     assert_eq!(Vec::<String>::parse(""), Ok(Vec::new()));
     assert!(Duration::parse("0s").is_err());
 }

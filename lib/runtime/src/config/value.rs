@@ -27,7 +27,16 @@ macro_rules! by_from_str {
     )*};
 }
 
-by_from_str!(SocketAddr, NonZeroU64, NonZeroUsize, u16, u32, u64, usize, LogFormat);
+by_from_str!(
+    SocketAddr,
+    NonZeroU64,
+    NonZeroUsize,
+    u16,
+    u32,
+    u64,
+    usize,
+    LogFormat
+);
 
 impl ConfigValue for String {
     fn parse(text: &str) -> Result<Self, String> {
@@ -37,7 +46,11 @@ impl ConfigValue for String {
 
 impl ConfigValue for PathBuf {
     fn parse(text: &str) -> Result<Self, String> {
-        if text.is_empty() { Err("empty".to_owned()) } else { Ok(Self::from(text)) }
+        if text.is_empty() {
+            Err("empty".to_owned())
+        } else {
+            Ok(Self::from(text))
+        }
     }
 }
 
@@ -51,7 +64,10 @@ impl ConfigValue for Vec<PathBuf> {
 /// Words separated by `,`; empty text is no word.
 impl ConfigValue for Vec<String> {
     fn parse(text: &str) -> Result<Self, String> {
-        let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let words = text
+            .split(',')
+            .map(str::trim)
+            .filter(|word| !word.is_empty());
         Ok(words.map(str::to_owned).collect())
     }
 }
@@ -70,6 +86,10 @@ impl ConfigValue for bool {
 impl ConfigValue for Duration {
     fn parse(text: &str) -> Result<Self, String> {
         let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-        if duration.is_zero() { Err("zero".to_owned()) } else { Ok(duration) }
+        if duration.is_zero() {
+            Err("zero".to_owned())
+        } else {
+            Ok(duration)
+        }
     }
 }
