@@ -6,14 +6,14 @@
 //! typed values and finishes. [`markdown`] prints the same tables for
 //! `docs/config.md`, and a test compares the two.
 
-mod common;
+mod process;
 mod value;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
-pub use common::{COMMON, CommonConfig};
+pub use process::{PROCESS, ProcessConfig};
 pub use value::ConfigValue;
 
 const PREFIX: &str = "CULVERT_";

@@ -9,25 +9,25 @@
 //! The paved road of a program's `app` module:
 //!
 //! ```no_run
-//! use culvert_runtime::{CommonConfig, Process, config::{COMMON, RawConfig, Variable}};
+//! use culvert_runtime::{ProcessConfig, Process, config::{PROCESS, RawConfig, Variable}};
 //!
 //! const VARIABLES: &[Variable] = &[Variable::with_default(
 //!     "CULVERT_EXAMPLE_LISTEN", "address:port", "[::]:9000", "where the example listens",
 //! )];
-//! struct Config { common: CommonConfig, listen: std::net::SocketAddr }
+//! struct Config { process: ProcessConfig, listen: std::net::SocketAddr }
 //!
 //! // main.rs: `read(std::env::vars_os())` is the only place that sees the environment.
-//! let mut raw = RawConfig::read(&[COMMON, VARIABLES], std::env::vars_os());
-//! let common = CommonConfig::read(&mut raw);
+//! let mut raw = RawConfig::read(&[PROCESS, VARIABLES], std::env::vars_os());
+//! let process = ProcessConfig::read(&mut raw);
 //! let listen = raw.value("CULVERT_EXAMPLE_LISTEN");
 //! let effective = raw.effective();
-//! let config = raw.finish(|| Some(Config { common: common?, listen: listen? }));
+//! let config = raw.finish(|| Some(Config { process: process?, listen: listen? }));
 //! # async fn run(config: Config, effective: serde_json::Value) -> Result<(), Box<dyn std::error::Error>> {
-//! let mut process = Process::start("example", env!("CARGO_PKG_VERSION"), &config.common)?;
+//! let mut process = Process::start("example", env!("CARGO_PKG_VERSION"), &config.process)?;
 //! let listening = process.readiness.condition("listener");
 //! process.tasks.critical("accept", async move { /* … */ });
 //! listening.set_ready();
-//! process.serve_admin(&config.common, effective, axum::Router::new()).await?;
+//! process.serve_admin(&config.process, effective, axum::Router::new()).await?;
 //! process.wait().await?;
 //! # Ok(()) }
 //! ```
@@ -54,7 +54,7 @@ pub use admin::{Admin, AdminConfig, AdminError, AdminListeners, BoundAddresses, 
 pub use backoff::Backoff;
 pub use chain::chain;
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use config::{CommonConfig, ConfigError, RawConfig, Variable};
+pub use config::{ConfigError, ProcessConfig, RawConfig, Variable};
 pub use connections::{AtCapacity, ConnectionPermit, ConnectionTracker};
 pub use drain::{Drain, DrainWatch};
 pub use limits::{FileLimit, LimitError, raise_file_limit};

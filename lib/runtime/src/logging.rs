@@ -62,7 +62,7 @@ struct Shared {
 /// Starts the process log on standard output and makes panics appear in it.
 ///
 /// An unusable `level` falls back to `info` with a warning: configuration is
-/// checked before (see [`crate::config::CommonConfig`]). A second call in one
+/// checked before (see [`crate::config::ProcessConfig`]). A second call in one
 /// process changes nothing and gives a handle that only remembers levels.
 #[must_use]
 pub fn init_logging(format: LogFormat, level: &str) -> LogHandle {

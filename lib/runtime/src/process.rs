@@ -3,7 +3,7 @@
 use axum::Router;
 
 use crate::admin::{Admin, AdminError, BoundAddresses};
-use crate::config::CommonConfig;
+use crate::config::ProcessConfig;
 use crate::drain::Drain;
 use crate::limits::raise_file_limit;
 use crate::logging::{LogHandle, init_logging};
@@ -46,9 +46,9 @@ impl Process {
     pub fn start(
         component: &'static str,
         version: &str,
-        common: &CommonConfig,
+        process_config: &ProcessConfig,
     ) -> Result<Self, ProcessError> {
-        let log = init_logging(common.log_format, &common.log_level);
+        let log = init_logging(process_config.log_format, &process_config.log_level);
         tracing::info!(component, version, "starting");
         match raise_file_limit() {
             Ok(limit) => tracing::info!(before = limit.before, now = limit.now, "open file limit"),
@@ -56,7 +56,7 @@ impl Process {
             Err(error) => tracing::warn!(error = chain(&error), "open file limit"),
         }
         let metrics = Metrics::for_process(component, version, &log);
-        let drain = Drain::new(common.drain_deadline);
+        let drain = Drain::new(process_config.drain_deadline);
         let mut tasks = Tasks::new();
         tasks.critical("signals", drain.clone().on_signals());
         Ok(Self {
@@ -76,11 +76,11 @@ impl Process {
     /// When a port cannot be opened.
     pub async fn serve_admin(
         &mut self,
-        common: &CommonConfig,
+        process_config: &ProcessConfig,
         effective: serde_json::Value,
         extra: Router,
     ) -> Result<BoundAddresses, AdminError> {
-        let listeners = AdminListeners::bind(&common.admin).await?;
+        let listeners = AdminListeners::bind(&process_config.admin).await?;
         let addresses = listeners.addresses();
         let admin = Admin {
             metrics: self.metrics.clone(),

@@ -18,7 +18,7 @@ const TABLE: &[Variable] = &[
 ];
 
 fn read(environment: &[(&'static str, &'static str)]) -> RawConfig {
-    RawConfig::read(&[TABLE, COMMON], environment.iter().copied())
+    RawConfig::read(&[TABLE, PROCESS], environment.iter().copied())
 }
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ struct Config {
     file: Option<PathBuf>,
     dns: bool,
     ttl: Duration,
-    common: CommonConfig,
+    process: ProcessConfig,
 }
 
 fn config(mut raw: RawConfig) -> Result<Config, ConfigError> {
@@ -37,7 +37,7 @@ fn config(mut raw: RawConfig) -> Result<Config, ConfigError> {
     let file = raw.optional("CULVERT_ACCESS_LOG_FILE");
     let dns = raw.value("CULVERT_DNS");
     let ttl = raw.value("CULVERT_TTL");
-    let common = CommonConfig::read(&mut raw);
+    let process = ProcessConfig::read(&mut raw);
     raw.finish(|| {
         let (node, workers, file) = (node?, workers?, file?);
         Some(Config {
@@ -46,7 +46,7 @@ fn config(mut raw: RawConfig) -> Result<Config, ConfigError> {
             file,
             dns: dns?,
             ttl: ttl?,
-            common: common?,
+            process: process?,
         })
     })
 }
@@ -86,8 +86,8 @@ fn defaults_hold_and_optional_values_may_be_left_out() {
     assert!(config.dns);
     assert_eq!(config.ttl, Duration::from_secs(24 * 3600));
     let admin: SocketAddr = "127.0.0.1:15000".parse().expect("an address");
-    assert_eq!(config.common.admin.admin_address, admin);
-    assert_eq!(config.common.trust_domain, "cluster.local");
+    assert_eq!(config.process.admin.admin_address, admin);
+    assert_eq!(config.process.trust_domain, "cluster.local");
 }
 
 #[test]

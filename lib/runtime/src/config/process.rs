@@ -7,7 +7,7 @@ use crate::admin::AdminConfig;
 use crate::logging::{LogFormat, check_level};
 
 /// The variables that every program has.
-pub const COMMON: &[Variable] = &[
+pub const PROCESS: &[Variable] = &[
     Variable::with_default(
         "CULVERT_LOG",
         "a level (error|warn|info|debug|trace), or target=level pairs joined by commas",
@@ -64,9 +64,9 @@ pub const COMMON: &[Variable] = &[
     ),
 ];
 
-/// The values of [`COMMON`].
+/// The values of [`PROCESS`].
 #[derive(Debug, Clone)]
-pub struct CommonConfig {
+pub struct ProcessConfig {
     /// Log level at start.
     pub log_level: String,
     /// Form of log lines.
@@ -83,8 +83,8 @@ pub struct CommonConfig {
     pub drain_deadline: Duration,
 }
 
-impl CommonConfig {
-    /// Reads the common values; `None` means that a fault was noted.
+impl ProcessConfig {
+    /// Reads the values; `None` means that a fault was noted.
     pub fn read(raw: &mut RawConfig) -> Option<Self> {
         // Every value is read before any `?`, so that all faults are found.
         let log_level = raw.value_with("CULVERT_LOG", |level| {
