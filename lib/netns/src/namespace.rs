@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::thread::JoinHandle;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use crate::ioctl;
+use crate::{ioctl, sockopt};
 
 /// Where named namespaces are mounted, as `ip netns` does.
 const NAMED_DIR: &str = "/run/netns";
@@ -150,6 +151,22 @@ impl Netns {
     #[must_use]
     pub fn inode(&self) -> u64 {
         self.inode
+    }
+
+    /// Whether a socket is of this namespace. Needs a thread for a moment.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered, or the descriptor is not a socket.
+    pub fn owns(&self, socket: &(impl AsFd + Sync)) -> Result<bool, NetnsError> {
+        let failed = |source| NetnsError::Open {
+            name: "a socket".to_owned(),
+            source,
+        };
+        self.run(|| {
+            let own = UdpSocket::bind(("0.0.0.0", 0)).map_err(failed)?;
+            let own = sockopt::netns_cookie(own.as_fd()).map_err(failed)?;
+            Ok(own == sockopt::netns_cookie(socket.as_fd()).map_err(failed)?)
+        })?
     }
 
     /// Runs a closure inside the namespace on a thread of its own and waits for

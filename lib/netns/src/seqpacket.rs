@@ -230,6 +230,26 @@ pub struct AsyncSeqPacket {
 }
 
 impl AsyncSeqPacket {
+    /// Connects to a listener without ever blocking the thread.
+    ///
+    /// # Errors
+    /// When nobody listens at the path, or so many wait there that the kernel
+    /// would make us wait too.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, SeqPacketError> {
+        let path = path.as_ref();
+        let failed = failure(path);
+        let address = SocketAddrUnix::new(path).map_err(|errno| failed("name")(errno.into()))?;
+        let fd = open(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+            .map_err(failed("create a socket for"))?;
+        rustix::net::connect(&fd, &address).map_err(|errno| failed("connect to")(errno.into()))?;
+        Ok(Self {
+            fd: register(fd, both()).map_err(failed("register a connection to"))?,
+        })
+    }
+
     /// As [`SeqPacket::send`].
     ///
     /// # Errors

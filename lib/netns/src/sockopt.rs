@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::libc;
@@ -162,4 +162,27 @@ pub fn mark(socket: &impl AsFd) -> Result<u32, SockoptError> {
     SockRef::from(socket)
         .mark()
         .map_err(SockoptError::reading("SO_MARK"))
+}
+
+/// The number of the namespace that a socket belongs to, never used twice.
+pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut cookie = 0_u64;
+    let mut length =
+        libc::socklen_t::try_from(size_of::<u64>()).expect("invariant: 8 fits any length type");
+    // SAFETY: `cookie` and `length` are valid for writes for the whole call, and
+    // `length` is the size of `cookie`, which the kernel does not exceed.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(cookie)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

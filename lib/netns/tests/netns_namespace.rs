@@ -82,6 +82,8 @@ fn a_socket_opened_inside_stays_inside() {
         .run(|| TcpListener::bind(("0.0.0.0", 15001)).is_err())
         .expect("enter");
     assert!(taken);
+    assert!(one.owns(&first).expect("socket") && two.owns(&second).expect("socket"));
+    assert!(!one.owns(&second).expect("socket") && !home.owns(&second).expect("socket"));
     drop((first, second));
 }
 
