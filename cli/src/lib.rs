@@ -1,1 +1,7 @@
-//! culvert
+//! The `culvert` command: a mesh on one machine (`up`, `down`), and the questions
+//! people ask a mesh (`get`, `status`, `config`, `certs`, `metrics`, `check`).
+//!
+//! The mesh never needs this program to run, except on one machine, where its
+//! engine stands in for Kubernetes.
+
+pub mod engine;
