@@ -13,3 +13,6 @@ pub use request::{CSR_BYTES_MAX, CsrError, PublicKey, public_key_from_csr};
 pub use summary::Summary;
 
 pub(crate) use summary::check_chain;
+
+#[cfg(test)]
+mod tests;

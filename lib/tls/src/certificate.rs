@@ -155,7 +155,9 @@ impl IssuedCertificate {
             other => return Err(AnswerError::TooShort { count: other.len() }),
         };
         let chain = read_chain(chain)?;
-        let leaf = chain.first().ok_or(AnswerError::Undecodable { position: 1 })?;
+        let leaf = chain
+            .first()
+            .ok_or(AnswerError::Undecodable { position: 1 })?;
         let certificate = Certificate::parse(leaf)?;
         if certificate.identity != *expected {
             return Err(AnswerError::WrongIdentity {
@@ -207,7 +209,11 @@ impl IssuedCertificate {
     /// The same certificate, with peers verified by `trust` from now on.
     #[must_use]
     pub fn with_trust(self, trust: TrustBundle) -> Self {
-        Self { trust, server: Arc::default(), ..self }
+        Self {
+            trust,
+            server: Arc::default(),
+            ..self
+        }
     }
 
     /// Whether a peer that trusts the same roots would accept it at `now`, as
@@ -257,3 +263,6 @@ impl fmt::Debug for IssuedCertificate {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

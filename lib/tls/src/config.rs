@@ -50,7 +50,9 @@ pub fn server_config(certificate: &IssuedCertificate) -> Arc<ServerConfig> {
         );
         let mut config = server_builder()
             .with_client_cert_verifier(Arc::new(clients))
-            .with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.certified_key())));
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(
+                certificate.certified_key(),
+            )));
         harden_server(&mut config);
         Arc::new(config)
     })
@@ -67,7 +69,9 @@ pub fn client_config(certificate: &IssuedCertificate, allowed: &[Identity]) -> A
     let mut config = client_builder()
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(server))
-        .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.certified_key())));
+        .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(
+            certificate.certified_key(),
+        )));
     config.enable_sni = false;
     harden_client(&mut config);
     Arc::new(config)

@@ -105,9 +105,16 @@ impl ControlPlaneClient {
 
     fn new(roots: Source, server_name: &str) -> Result<Self, ControlPlaneError> {
         let server_name = ServerName::try_from(server_name.to_owned()).map_err(|source| {
-            ControlPlaneError::ServerName { name: server_name.to_owned(), source }
+            ControlPlaneError::ServerName {
+                name: server_name.to_owned(),
+                source,
+            }
         })?;
-        Ok(Self { server_name, roots, config: Mutex::new(None) })
+        Ok(Self {
+            server_name,
+            roots,
+            config: Mutex::new(None),
+        })
     }
 
     /// The name that the server must prove.
@@ -123,9 +130,10 @@ impl ControlPlaneClient {
     pub fn config(&self) -> Result<Arc<ClientConfig>, ControlPlaneError> {
         let roots = match &self.roots {
             Source::Fixed(roots) => roots.clone(),
-            Source::File(file) => file
-                .roots()
-                .map_err(|source| ControlPlaneError::Roots { server_name: self.name(), source })?,
+            Source::File(file) => file.roots().map_err(|source| ControlPlaneError::Roots {
+                server_name: self.name(),
+                source,
+            })?,
         };
         let mut cached = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         match &*cached {
@@ -142,8 +150,13 @@ impl ControlPlaneClient {
         let store = Arc::clone(&roots.store);
         let verifier = WebPkiServerVerifier::builder_with_provider(store, provider())
             .build()
-            .map_err(|source| ControlPlaneError::Verifier { server_name: self.name(), source })?;
-        let mut config = client_builder().with_webpki_verifier(verifier).with_no_client_auth();
+            .map_err(|source| ControlPlaneError::Verifier {
+                server_name: self.name(),
+                source,
+            })?;
+        let mut config = client_builder()
+            .with_webpki_verifier(verifier)
+            .with_no_client_auth();
         harden_client(&mut config);
         Ok(Arc::new(config))
     }
@@ -166,7 +179,10 @@ impl ControlPlaneClient {
         let connector = TlsConnector::from(self.config()?);
         within(connector.connect(self.server_name(), connection))
             .await
-            .map_err(|source| ControlPlaneError::Handshake { server_name: self.name(), source })
+            .map_err(|source| ControlPlaneError::Handshake {
+                server_name: self.name(),
+                source,
+            })
     }
 
     fn name(&self) -> String {
@@ -205,9 +221,14 @@ impl ControlPlaneServer {
     pub fn new(certificate: &IssuedCertificate) -> Self {
         let current = Arc::new(CurrentKey(ArcSwap::new(certificate.certified_key())));
         let resolver: Arc<dyn ResolvesServerCert> = Arc::clone(&current) as _;
-        let mut config = server_builder().with_no_client_auth().with_cert_resolver(resolver);
+        let mut config = server_builder()
+            .with_no_client_auth()
+            .with_cert_resolver(resolver);
         harden_server(&mut config);
-        Self { config: Arc::new(config), current }
+        Self {
+            config: Arc::new(config),
+            current,
+        }
     }
 
     /// Takes another certificate into use for the handshakes to come.

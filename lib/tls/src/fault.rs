@@ -102,7 +102,9 @@ impl StdError for Fault {}
 /// What the error of an acceptor or a connector means.
 #[must_use]
 pub fn classify_io(error: &io::Error) -> Fault {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    let inner = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<Error>());
     match inner {
         Some(inner) => classify(inner),
         None if error.kind() == io::ErrorKind::TimedOut => Fault::TimedOut,

@@ -50,8 +50,10 @@ pub enum KeyError {
 /// Only when the cryptographic library fails.
 pub fn csr(identity: &Identity) -> Result<(WorkloadKey, String), KeyError> {
     let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(KeyError::Generate)?;
-    let request = request_pem(identity, &pair)
-        .map_err(|source| KeyError::Request { identity: identity.clone(), source })?;
+    let request = request_pem(identity, &pair).map_err(|source| KeyError::Request {
+        identity: identity.clone(),
+        source,
+    })?;
     Ok((WorkloadKey::from_pair(&pair)?, request))
 }
 

@@ -21,9 +21,6 @@ mod store;
 mod trust;
 mod verify;
 
-#[cfg(test)]
-mod tests;
-
 pub use certificate::{AnswerError, Certificate, IssuedCertificate};
 pub use config::{ALPN, client_config, peer_identity, server_config, verified_peer};
 pub use control_plane::{ControlPlaneClient, ControlPlaneError, ControlPlaneServer};

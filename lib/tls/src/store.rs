@@ -40,8 +40,10 @@ impl CertificateStore {
     /// # Errors
     /// When its roots cannot be added to those in force; nothing changes then.
     pub fn set(&self, certificate: IssuedCertificate) -> Result<(), TrustError> {
-        let trust =
-            self.trust.get_or_init(|| TrustBundle::issued(certificate.roots().clone())).clone();
+        let trust = self
+            .trust
+            .get_or_init(|| TrustBundle::issued(certificate.roots().clone()))
+            .clone();
         trust.set_issued(certificate.roots().clone())?;
         let certificate = Arc::new(certificate.with_trust(trust));
         self.certificates.rcu(|all| {
@@ -75,7 +77,8 @@ impl CertificateStore {
     /// The certificate in use for `identity`, if peers accept it at `now`.
     #[must_use]
     pub fn usable(&self, identity: &Identity, now: SystemTime) -> Option<Arc<IssuedCertificate>> {
-        self.current(identity).filter(|certificate| certificate.certificate().is_valid_at(now))
+        self.current(identity)
+            .filter(|certificate| certificate.certificate().is_valid_at(now))
     }
 
     /// When the certificate in use for `identity` expires.

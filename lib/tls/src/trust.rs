@@ -92,14 +92,21 @@ impl Roots {
         for (index, certificate) in certificates.iter().enumerate() {
             store
                 .add(certificate.clone())
-                .map_err(|source| TrustError::Unusable { position: index + 1, source })?;
+                .map_err(|source| TrustError::Unusable {
+                    position: index + 1,
+                    source,
+                })?;
         }
         let store = Arc::new(store);
         let client_verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&store), provider())
                 .build()
                 .map_err(TrustError::Verifier)?;
-        Ok(Self { certificates, store, client_verifier })
+        Ok(Self {
+            certificates,
+            store,
+            client_verifier,
+        })
     }
 
     /// How many roots there are.
@@ -151,13 +158,25 @@ impl TrustBundle {
     /// Trusts what came with an answer of the CA.
     #[must_use]
     pub fn issued(roots: Roots) -> Self {
-        Self::with_sources(roots.clone(), Sources { issued: Some(roots), published: None })
+        Self::with_sources(
+            roots.clone(),
+            Sources {
+                issued: Some(roots),
+                published: None,
+            },
+        )
     }
 
     /// Trusts a bundle that was published.
     #[must_use]
     pub fn published(roots: Roots) -> Self {
-        Self::with_sources(roots.clone(), Sources { issued: None, published: Some(roots) })
+        Self::with_sources(
+            roots.clone(),
+            Sources {
+                issued: None,
+                published: Some(roots),
+            },
+        )
     }
 
     fn with_sources(roots: Roots, sources: Sources) -> Self {
@@ -205,7 +224,10 @@ impl TrustBundle {
     }
 
     fn sources(&self) -> MutexGuard<'_, Sources> {
-        self.shared.sources.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared
+            .sources
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The roots in force now.
@@ -247,7 +269,10 @@ impl RootFile {
     /// Names the file; it is read with the first [`RootFile::roots`].
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), read: Mutex::new(None) }
+        Self {
+            path: path.into(),
+            read: Mutex::new(None),
+        }
     }
 
     /// The roots in the file now; those read before when it cannot be read.
@@ -276,7 +301,10 @@ impl RootFile {
     }
 
     fn load(&self, known: Option<&Stamp>) -> Result<Option<(Stamp, Roots)>, TrustError> {
-        let failed = |source| TrustError::Read { path: self.path.clone(), source };
+        let failed = |source| TrustError::Read {
+            path: self.path.clone(),
+            source,
+        };
         let stamp = Stamp::of(&self.path).map_err(failed)?;
         if known == Some(&stamp) {
             return Ok(None);
@@ -285,3 +313,6 @@ impl RootFile {
         Ok(Some((stamp, Roots::from_pem(&pem)?)))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -77,7 +77,9 @@ pub(crate) fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, 
     let identity = parsed.valid_uri_names().find_map(|uri| uri.parse().ok());
     identity.ok_or_else(|| {
         let names = parsed.valid_uri_names().chain(parsed.valid_dns_names());
-        rejected(PeerRejected::NoIdentity { names: names.take(8).map(str::to_owned).collect() })
+        rejected(PeerRejected::NoIdentity {
+            names: names.take(8).map(str::to_owned).collect(),
+        })
     })
 }
 
@@ -95,7 +97,11 @@ pub(crate) struct TunnelClients {
 
 impl TunnelClients {
     pub(crate) fn new(trust: TrustBundle, trust_domain: TrustDomain) -> Self {
-        Self { trust, trust_domain, algorithms: provider().signature_verification_algorithms }
+        Self {
+            trust,
+            trust_domain,
+            algorithms: provider().signature_verification_algorithms,
+        }
     }
 }
 
@@ -112,7 +118,9 @@ impl ClientCertVerifier for TunnelClients {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let roots = self.trust.current();
-        let verified = roots.client_verifier.verify_client_cert(end_entity, intermediates, now)?;
+        let verified = roots
+            .client_verifier
+            .verify_client_cert(end_entity, intermediates, now)?;
         let presented = identity_of(end_entity)?;
         if *presented.trust_domain() != self.trust_domain {
             return Err(rejected(PeerRejected::WrongTrustDomain {
@@ -157,7 +165,11 @@ pub(crate) struct TunnelServer {
 
 impl TunnelServer {
     pub(crate) fn new(trust: TrustBundle, allowed: Vec<Identity>) -> Self {
-        Self { trust, allowed, algorithms: provider().signature_verification_algorithms }
+        Self {
+            trust,
+            allowed,
+            algorithms: provider().signature_verification_algorithms,
+        }
     }
 }
 
@@ -210,3 +222,6 @@ impl ServerCertVerifier for TunnelServer {
         self.algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,7 +35,10 @@ impl Validity {
     /// Valid for `lifetime` from `now`, back-dated by two minutes.
     #[must_use]
     pub fn lasting(now: SystemTime, lifetime: Duration) -> Self {
-        Self { not_before: now - BACKDATED, not_after: now + lifetime }
+        Self {
+            not_before: now - BACKDATED,
+            not_after: now + lifetime,
+        }
     }
 
     fn within(self, issuer: Self) -> Self {
@@ -179,7 +182,9 @@ impl Authority {
         }
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Sign)?;
         let params = authority_params("intermediate", trust_domain, validity, 0)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(AuthorityError::Sign)?;
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .map_err(AuthorityError::Sign)?;
         Self::new(certificate.der().clone(), certificate.pem(), key)
     }
 
@@ -206,7 +211,12 @@ impl Authority {
     ) -> Result<Self, AuthorityError> {
         let summary = Summary::of(&certificate).ok_or(AuthorityError::Certificate)?;
         let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(AuthorityError::Sign)?;
-        Ok(Self { issuer, certificate, certificate_pem, summary })
+        Ok(Self {
+            issuer,
+            certificate,
+            certificate_pem,
+            summary,
+        })
     }
 
     /// Its certificate.
@@ -236,7 +246,10 @@ impl Authority {
     /// From when until when it counts.
     #[must_use]
     pub fn validity(&self) -> Validity {
-        Validity { not_before: self.summary.not_before, not_after: self.summary.not_after }
+        Validity {
+            not_before: self.summary.not_before,
+            not_after: self.summary.not_after,
+        }
     }
 
     /// Signs a leaf for a public key. The validity is cut to this authority's own.
@@ -260,7 +273,9 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = usages(request.usage);
         params.use_authority_key_identifier_extension = true;
-        let certificate = params.signed_by(key, &self.issuer).map_err(IssueError::Sign)?;
+        let certificate = params
+            .signed_by(key, &self.issuer)
+            .map_err(IssueError::Sign)?;
         Ok(Issued {
             pem: certificate.pem(),
             serial: serial.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -284,7 +299,9 @@ impl Authority {
         let unusable =
             |error: Box<dyn std::error::Error + Send + Sync>| IssueError::Unusable(error);
         let Some(identity) = &request.identity else {
-            return Err(IssueError::Name { name: String::new() });
+            return Err(IssueError::Name {
+                name: String::new(),
+            });
         };
         let (key, request_pem) = csr(identity).map_err(|error| unusable(error.into()))?;
         let public =
@@ -322,7 +339,9 @@ fn authority_params(
 
 fn alternative_names(request: &LeafRequest) -> Result<Vec<SanType>, IssueError> {
     let encode = |name: &str| {
-        string::Ia5String::try_from(name).map_err(|_| IssueError::Name { name: name.to_owned() })
+        string::Ia5String::try_from(name).map_err(|_| IssueError::Name {
+            name: name.to_owned(),
+        })
     };
     let mut names = Vec::new();
     if let Some(identity) = &request.identity {
@@ -337,7 +356,10 @@ fn alternative_names(request: &LeafRequest) -> Result<Vec<SanType>, IssueError> 
 fn usages(usage: Usage) -> Vec<ExtendedKeyUsagePurpose> {
     match usage {
         Usage::Both => {
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
+            vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ]
         }
         Usage::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
         Usage::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
@@ -355,6 +377,8 @@ fn random_serial() -> Option<[u8; 16]> {
 /// Shows nothing of the key.
 impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authority").field("summary", &self.summary).finish_non_exhaustive()
+        f.debug_struct("Authority")
+            .field("summary", &self.summary)
+            .finish_non_exhaustive()
     }
 }

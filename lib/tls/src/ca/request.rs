@@ -53,12 +53,16 @@ pub fn public_key_from_csr(pem: &[u8]) -> Result<PublicKey, CsrError> {
     }
     let key_der = request.certification_request_info.subject_pki.raw;
     let key = SubjectPublicKeyInfo::from_der(key_der).map_err(|_| CsrError::UnsupportedKey)?;
-    let supported: [&SignatureAlgorithm; 2] =
-        [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384];
+    let supported: [&SignatureAlgorithm; 2] = [
+        &rcgen::PKCS_ECDSA_P256_SHA256,
+        &rcgen::PKCS_ECDSA_P384_SHA384,
+    ];
     if !supported.contains(&key.algorithm()) {
         return Err(CsrError::UnsupportedKey);
     }
-    request.verify_signature().map_err(|_| CsrError::BadSignature)?;
+    request
+        .verify_signature()
+        .map_err(|_| CsrError::BadSignature)?;
     Ok(PublicKey(key))
 }
 
@@ -74,6 +78,8 @@ impl PublicKeyData for PublicKey {
 
 impl fmt::Debug for PublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PublicKey").field(&self.0.algorithm()).finish()
+        f.debug_tuple("PublicKey")
+            .field(&self.0.algorithm())
+            .finish()
     }
 }
