@@ -165,7 +165,7 @@ pub fn authorize(
             Some(policy) => named.policies.push(policy),
         }
     }
-    judge(index.scoped(&destination.namespace), &named, &subject)
+    judge(&index.scoped(&destination.namespace), &named, &subject)
 }
 
 /// Judges a connection that `source` wants to make to an address, behind which
@@ -191,7 +191,7 @@ pub fn authorize_egress(
             Some(policy) => named.policies.push(policy),
         }
     }
-    judge(std::iter::empty(), &named, &subject)
+    judge(&std::iter::empty(), &named, &subject)
 }
 
 /// Policies that a workload names, and the first name behind which there is none.
@@ -211,7 +211,7 @@ fn is_scoped_to(policy: &Policy, workload: &Workload) -> bool {
 }
 
 fn judge<'a>(
-    scoped: impl Iterator<Item = &'a PolicyList> + Clone,
+    scoped: &(impl Iterator<Item = &'a PolicyList> + Clone),
     named: &Named<'a>,
     subject: &Subject<'_>,
 ) -> Verdict {

@@ -133,10 +133,10 @@ pub fn route_again(
         rng,
     };
     if let Some(workload) = snapshot.workload_at(ip) {
-        return picker.to_workload(workload);
+        return picker.toward_workload(workload);
     }
     match snapshot.service_at(ip, &attempt.source.namespace) {
-        Some(service) => picker.to_service(service),
+        Some(service) => picker.toward_service(service),
         None => Ok(Route::PassThrough(None)),
     }
 }
@@ -151,7 +151,7 @@ struct Picker<'a> {
 
 impl Picker<'_> {
     /// The application named a pod: health and services do not matter.
-    fn to_workload(&mut self, workload: &Arc<Workload>) -> Result<Route, Reject> {
+    fn toward_workload(&mut self, workload: &Arc<Workload>) -> Result<Route, Reject> {
         if let Some(gateway) = &workload.waypoint
             && !self.is_instance_of(gateway)
         {
@@ -166,7 +166,7 @@ impl Picker<'_> {
     }
 
     /// The application named a virtual address.
-    fn to_service(&mut self, service: &Arc<Service>) -> Result<Route, Reject> {
+    fn toward_service(&mut self, service: &Arc<Service>) -> Result<Route, Reject> {
         if let Some(gateway) = self.waypoint_of(service)
             && !self.is_instance_of(gateway)
         {

@@ -99,8 +99,8 @@ impl Snapshot {
 
     fn change(&mut self, change: Change) {
         match change {
-            Change::Workload(workload) => self.insert_workload(Arc::new(workload)),
-            Change::Service(service) => self.services.insert(Arc::new(service), &self.network),
+            Change::Workload(workload) => self.insert_workload(&Arc::new(workload)),
+            Change::Service(service) => self.services.insert(&Arc::new(service), &self.network),
             Change::Policy(policy) => self.policies.insert(Arc::new(policy)),
             Change::EgressPolicy(policy) => self.egress_policies.insert(Arc::new(policy)),
             Change::UnreadablePolicy(name, scope) => self.policies.insert_unreadable(name, scope),
@@ -113,11 +113,11 @@ impl Snapshot {
         }
     }
 
-    fn insert_workload(&mut self, workload: Arc<Workload>) {
-        if let Some(old) = self.workloads.insert(workload.clone(), &self.network) {
-            self.endpoints.replace(&old, &workload);
+    fn insert_workload(&mut self, workload: &Arc<Workload>) {
+        if let Some(old) = self.workloads.insert(workload, &self.network) {
+            self.endpoints.replace(&old, workload);
         } else {
-            self.endpoints.insert(&workload);
+            self.endpoints.insert(workload);
         }
     }
 

@@ -32,12 +32,12 @@ impl ServiceIndex {
         }
     }
 
-    pub(super) fn insert(&mut self, service: Arc<Service>, network: &str) {
+    pub(super) fn insert(&mut self, service: &Arc<Service>, network: &str) {
         if let Some(old) = self.by_name.insert(service.name.clone(), service.clone()) {
             self.unindex(&old);
         }
         self.by_hostname
-            .edit(&service.name.hostname, |list| insert_sorted(list, &service));
+            .edit(&service.name.hostname, |list| insert_sorted(list, service));
         let ours = |network_of: &Arc<str>| **network_of == *network;
         for address in service
             .addresses
@@ -46,7 +46,7 @@ impl ServiceIndex {
         {
             if address.is_host() {
                 self.by_ip.edit(&address.net.addr().to_canonical(), |list| {
-                    insert_sorted(list, &service)
+                    insert_sorted(list, service)
                 });
             } else {
                 let ranges = Arc::make_mut(&mut self.by_range);
@@ -56,7 +56,7 @@ impl ServiceIndex {
                     .or_default()
                     .entry(net)
                     .or_default();
-                insert_sorted(list, &service);
+                insert_sorted(list, service);
             }
         }
     }

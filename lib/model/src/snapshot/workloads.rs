@@ -30,7 +30,7 @@ impl WorkloadIndex {
     /// Gives back what had the key before.
     pub(super) fn insert(
         &mut self,
-        workload: Arc<Workload>,
+        workload: &Arc<Workload>,
         network: &str,
     ) -> Option<Arc<Workload>> {
         let old = self.by_uid.insert(workload.uid.clone(), workload.clone());
@@ -40,12 +40,12 @@ impl WorkloadIndex {
         if workload.network_mode == NetworkMode::Standard && *workload.network == *network {
             for ip in &workload.addresses {
                 self.by_ip
-                    .edit(&ip.to_canonical(), |list| insert_sorted(list, &workload));
+                    .edit(&ip.to_canonical(), |list| insert_sorted(list, workload));
             }
         }
         if !workload.hostname.is_empty() {
             self.by_hostname
-                .edit(&workload.hostname, |list| insert_sorted(list, &workload));
+                .edit(&workload.hostname, |list| insert_sorted(list, workload));
         }
         old
     }
