@@ -5,4 +5,8 @@
 //! the mesh from discovery, `certs` gets certificates, `dns` answers names.
 //! Data path: `workers` and what they run.
 
+pub mod certs;
+pub mod channel;
 pub mod pods;
+pub mod state;
+pub mod token;
