@@ -8,3 +8,4 @@ pub(crate) mod scheduler;
 pub(crate) mod selector;
 pub(crate) mod settings;
 pub(crate) mod world;
+pub(crate) mod kubelet;

@@ -5,3 +5,6 @@
 //! engine stands in for Kubernetes.
 
 pub mod engine;
+mod processes;
+mod run;
+pub mod state;
