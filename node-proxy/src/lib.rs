@@ -7,6 +7,7 @@
 
 pub mod certs;
 pub mod channel;
+pub mod dns;
 pub mod pods;
 pub mod state;
 pub mod token;
