@@ -211,6 +211,17 @@ impl Rule {
         })
     }
 
+    /// Every packet of a TCP connection but the first one; after [`Rule::tcp`].
+    #[must_use]
+    pub fn syn_not(self) -> Self {
+        self.with(Statement::Compare {
+            operand: Operand::TcpFlags,
+            mask: Some(vec![TCP_FLAGS]),
+            comparison: Comparison::IsNot,
+            value: vec![TCP_SYN],
+        })
+    }
+
     fn network(self, net: IpNet, fields: (Field, Field), comparison: Comparison) -> Self {
         let (field, address, mask) = match net.trunc() {
             IpNet::V4(net) => (
