@@ -40,6 +40,15 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// Reads the first certificate of a PEM text; `None` when there is none.
+    #[must_use]
+    pub fn of_pem(pem: &str) -> Option<Self> {
+        use rustls::pki_types::pem::PemObject;
+        Self::of(&CertificateDer::from_pem_slice(pem.as_bytes()).ok()?)
+    }
+}
+
 fn system_time(time: ASN1Time) -> SystemTime {
     let seconds = time.timestamp();
     let distance = Duration::from_secs(seconds.unsigned_abs());
