@@ -10,6 +10,8 @@
 //! randomness of its own, no wire or Kubernetes types.
 
 mod authorize;
+#[cfg(test)]
+mod fixture;
 mod map;
 mod name;
 mod policy;
