@@ -8,6 +8,7 @@
 pub mod certs;
 pub mod channel;
 pub mod dns;
+pub mod document;
 pub mod pods;
 pub mod state;
 pub mod token;
