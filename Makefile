@@ -1,0 +1,81 @@
+# The commands of this repository. Building needs a Rust toolchain and a C
+# compiler; demo, test and bench run as root on Linux, since they make network
+# namespaces. Each sets up what it needs (scripts/deps, Debian).
+
+CARGO ?= cargo
+TOOLS := target/tools/bin
+
+# Test binaries that bring up a mesh, and the order in which they run.
+LEVELS_NETNS := netns chaos
+
+.PHONY: all deps build demo test test-unit test-netns test-interop chaos check check-quick \
+	fmt fuzz-smoke fuzz bench docs clean help
+
+all: build
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
+
+deps: ## install what tests and benchmarks use
+	@scripts/deps
+
+build: ## every program, development profile
+	$(CARGO) build --workspace --bins
+
+demo: ## build, bring a mesh up on two nodes, show it, break it, measure it, take it down
+	@scripts/deps
+	$(CARGO) build --release --bins
+	target/release/culvert-demo
+
+test: test-unit test-netns ## every level: unit, direct, sim, then namespaces and short chaos
+
+test-unit: build
+	$(CARGO) test --workspace --lib --bins --examples
+	$(CARGO) test --workspace --doc
+	$(CARGO) test -p culvert-tests --test direct --test sim --test tidy
+	scripts/test-packages
+
+test-netns: build ## the levels that need root
+	@scripts/deps
+	$(CARGO) test -p culvert-tests $(foreach level,$(LEVELS_NETNS),--test $(level))
+
+test-interop: build ## Envoy at the other end of the tunnel, both directions
+	@scripts/deps
+	$(CARGO) test -p culvert-tests --test interop
+
+chaos: build ## kill every part 20 times under load
+	@scripts/deps
+	$(CARGO) test -p culvert-tests --test chaos -- --kills 20
+
+check: ## what CI checks before it tests
+	@scripts/deps
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	$(TOOLS)/cargo-deny --offline check licenses bans sources
+	$(CARGO) test -p culvert-tests --test tidy
+	scripts/fuzz-smoke
+
+check-quick: ## format and lints only
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+fmt:
+	$(CARGO) fmt --all
+
+fuzz-smoke: ## every fuzz target for 30 s
+	@scripts/deps
+	scripts/fuzz-smoke
+
+bench: ## the tunnel beside direct and a pair of Envoys; writes target/bench/l4.json
+	@scripts/deps
+	$(CARGO) build --release --bins
+	target/release/culvert-bench $(BENCH)
+
+docs: build ## write the generated tables of docs/ anew
+	$(CARGO) test -p culvert-tests --test tidy -- --write-docs
+
+clean: ## remove what was built, and any mesh that is still up
+	-[ ! -x target/debug/culvert ] || target/debug/culvert down --all
+	$(CARGO) clean
+	rm -rf tests/fuzz/target
