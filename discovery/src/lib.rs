@@ -1,1 +1,13 @@
-//! culvert-discovery
+//! culvert-discovery: Kubernetes objects in, what every node proxy needs out.
+//!
+//! ```text
+//! watch ──events──▶ index ──world──▶ compile ──▶ publish ──▶ serve ──xDS──▶ node proxies
+//!                                        └──────▶ status
+//! ```
+//!
+//! It holds no state but a cache of its source, and no signing key. Losing it
+//! stops changes, never traffic.
+
+pub mod compile;
+pub mod index;
+pub mod watch;
