@@ -201,7 +201,7 @@ fn an_unknown_policy_refuses_after_a_known_reason_and_before_an_allow() {
     let allow = allow_of("shop/a", one(port_8080()));
     let deny = deny_of("shop/d", one(port_8080()));
     assert_eq!(
-        told(&judge_for(&destination, &[allow.clone()])),
+        told(&judge_for(&destination, std::slice::from_ref(&allow))),
         "unknown shop/gone"
     );
     assert_eq!(

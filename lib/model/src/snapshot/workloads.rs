@@ -1,12 +1,11 @@
 //! Workloads by key, address and hostname.
 
-use std::cmp::Reverse;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::map::ShardedMap;
 use crate::name::WorkloadUid;
-use crate::workload::{NetworkMode, Workload};
+use crate::workload::{Health, NetworkMode, Workload};
 
 type List = Arc<Vec<Arc<Workload>>>;
 
@@ -87,12 +86,14 @@ impl WorkloadIndex {
     }
 }
 
-/// Pods first, then those in the mesh; the key breaks ties, so that the order
-/// of arrival never shows.
-fn rank(workload: &Workload) -> (Reverse<bool>, Reverse<bool>, &WorkloadUid) {
+/// Pods first, then those in the mesh, then those that are not on their way out:
+/// an address is given to the next pod before the last one is forgotten. The
+/// key breaks ties, so that the order of arrival never shows.
+fn rank(workload: &Workload) -> (bool, bool, bool, &WorkloadUid) {
     (
-        Reverse(workload.uid.is_pod()),
-        Reverse(workload.is_meshed()),
+        !workload.uid.is_pod(),
+        !workload.is_meshed(),
+        workload.health == Health::Unhealthy,
         &workload.uid,
     )
 }

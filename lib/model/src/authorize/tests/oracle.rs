@@ -72,119 +72,50 @@ fn text_matches(wanted: &StringMatch, text: &str) -> bool {
         StringMatch::Suffix(suffix) => {
             text.len() >= suffix.len() && text.get(text.len() - suffix.len()..) == Some(suffix)
         }
-        StringMatch::Presence => text != "",
+        StringMatch::Presence => !text.is_empty(),
     }
 }
 
-/// Every set field as one question about the facts, in a list: (does it say
-/// anything, does the connection pass it).
+/// A field and its negation: whether they say anything, and whether the
+/// connection passes both.
+fn pair<T>(values: &[T], not_values: &[T], holds: impl Fn(&T) -> bool) -> [(bool, bool); 2] {
+    let hits = |list: &[T]| list.iter().filter(|value| holds(value)).count();
+    [
+        (!values.is_empty(), values.is_empty() || hits(values) > 0),
+        (!not_values.is_empty(), hits(not_values) == 0),
+    ]
+}
+
 fn questions(m: &Match, f: &Facts) -> Vec<(bool, bool)> {
-    let mut list = Vec::new();
-    let mut ask = |count: usize, hits: usize, negated: bool| {
-        list.push((
-            count > 0,
-            if negated {
-                hits == 0
-            } else {
-                count == 0 || hits > 0
-            },
-        ));
-    };
-    let principal = |wanted: &&StringMatch| {
+    let principal = |wanted: &StringMatch| {
         f.principal
             .as_ref()
             .is_some_and(|text| text_matches(wanted, text))
     };
-    let namespace = |wanted: &&StringMatch| text_matches(wanted, &f.namespace);
-    let account = |wanted: &&ServiceAccount| {
+    let namespace = |wanted: &StringMatch| text_matches(wanted, &f.namespace);
+    let account = |wanted: &ServiceAccount| {
         f.account == Some((wanted.namespace.to_string(), wanted.name.to_string()))
     };
-    let source = |net: &&ipnet::IpNet| f.sources.iter().any(|source| inside(net, *source));
-    let destination = |net: &&ipnet::IpNet| inside(net, f.destination);
-    let set = |wanted: &&std::sync::Arc<str>| f.sets.contains(&wanted.to_string());
-    let port = |wanted: &&u16| **wanted == f.port;
-    let range = |wanted: &&PortRange| wanted.first <= f.port && f.port <= wanted.last;
-    ask(
-        m.principals.len(),
-        m.principals.iter().filter(principal).count(),
-        false,
-    );
-    ask(
-        m.not_principals.len(),
-        m.not_principals.iter().filter(principal).count(),
-        true,
-    );
-    ask(
-        m.namespaces.len(),
-        m.namespaces.iter().filter(namespace).count(),
-        false,
-    );
-    ask(
-        m.not_namespaces.len(),
-        m.not_namespaces.iter().filter(namespace).count(),
-        true,
-    );
-    ask(
-        m.service_accounts.len(),
-        m.service_accounts.iter().filter(account).count(),
-        false,
-    );
-    ask(
-        m.not_service_accounts.len(),
-        m.not_service_accounts.iter().filter(account).count(),
-        true,
-    );
-    ask(
-        m.source_ips.len(),
-        m.source_ips.iter().filter(source).count(),
-        false,
-    );
-    ask(
-        m.not_source_ips.len(),
-        m.not_source_ips.iter().filter(source).count(),
-        true,
-    );
-    ask(
-        m.destination_ips.len(),
-        m.destination_ips.iter().filter(destination).count(),
-        false,
-    );
-    ask(
-        m.not_destination_ips.len(),
-        m.not_destination_ips.iter().filter(destination).count(),
-        true,
-    );
-    ask(
-        m.peer_sets.len(),
-        m.peer_sets.iter().filter(set).count(),
-        false,
-    );
-    ask(
-        m.not_peer_sets.len(),
-        m.not_peer_sets.iter().filter(set).count(),
-        true,
-    );
-    ask(
-        m.destination_ports.len(),
-        m.destination_ports.iter().filter(port).count(),
-        false,
-    );
-    ask(
-        m.not_destination_ports.len(),
-        m.not_destination_ports.iter().filter(port).count(),
-        true,
-    );
-    ask(
-        m.destination_port_ranges.len(),
-        m.destination_port_ranges.iter().filter(range).count(),
-        false,
-    );
-    ask(
-        m.not_destination_port_ranges.len(),
-        m.not_destination_port_ranges.iter().filter(range).count(),
-        true,
-    );
-    list
+    let source = |net: &ipnet::IpNet| f.sources.iter().any(|source| inside(net, *source));
+    let destination = |net: &ipnet::IpNet| inside(net, f.destination);
+    let set = |wanted: &std::sync::Arc<str>| f.sets.contains(&wanted.to_string());
+    let port = |wanted: &u16| *wanted == f.port;
+    let range = |wanted: &PortRange| wanted.first <= f.port && f.port <= wanted.last;
+    [
+        pair(&m.principals, &m.not_principals, principal),
+        pair(&m.namespaces, &m.not_namespaces, namespace),
+        pair(&m.service_accounts, &m.not_service_accounts, account),
+        pair(&m.source_ips, &m.not_source_ips, source),
+        pair(&m.destination_ips, &m.not_destination_ips, destination),
+        pair(&m.peer_sets, &m.not_peer_sets, set),
+        pair(&m.destination_ports, &m.not_destination_ports, port),
+        pair(
+            &m.destination_port_ranges,
+            &m.not_destination_port_ranges,
+            range,
+        ),
+    ]
+    .concat()
 }
 
 fn policy_matches(policy: &Policy, facts: &Facts) -> bool {
