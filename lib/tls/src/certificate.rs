@@ -223,7 +223,16 @@ impl IssuedCertificate {
     /// # Errors
     /// What the peer would find.
     pub fn check(&self, now: SystemTime) -> Result<(), Fault> {
-        crate::ca::check_chain(&self.certified_key.cert, &self.roots, now)
+        self.check_against(&self.roots, now)
+    }
+
+    /// Whether a peer that trusts `roots` would accept it at `now`, as client
+    /// and as server.
+    ///
+    /// # Errors
+    /// What the peer would find.
+    pub fn check_against(&self, roots: &Roots, now: SystemTime) -> Result<(), Fault> {
+        crate::ca::check_chain(&self.certified_key.cert, roots, now)
     }
 
     pub(crate) fn certified_key(&self) -> Arc<CertifiedKey> {
