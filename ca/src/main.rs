@@ -1,2 +1,10 @@
-//! culvert-ca
-fn main() {}
+//! Starts the certificate service.
+
+use anyhow::Context as _;
+use culvert_ca::{app, config};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let config = config::Config::read(std::env::vars_os())?;
+    app::run(config).await.context("culvert-ca failed")
+}
