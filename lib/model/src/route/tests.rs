@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use super::*;
 use crate::fixture::{addr, behind, identity, ip, pod, port, service, service_name, world};
 use crate::{
-    Change, Health, HealthPolicy, IpFamilies, NetworkAddress, NetworkMode, Port, TunnelProtocol,
+    Change, Health, HealthPolicy, IpFamilies, NetworkAddress, NetworkMode, TunnelProtocol,
     Visibility,
 };
 
