@@ -202,3 +202,6 @@ impl Certificates {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

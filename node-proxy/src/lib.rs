@@ -9,6 +9,7 @@ pub mod certs;
 pub mod channel;
 pub mod dns;
 pub mod document;
+pub mod fixed;
 pub mod pods;
 pub mod state;
 pub mod token;

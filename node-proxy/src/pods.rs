@@ -6,6 +6,7 @@
 //! `keeper` gives duplicates of them to the agent.
 
 pub mod client;
+mod host;
 pub mod keeper;
 mod metrics;
 pub mod packet;
@@ -14,6 +15,7 @@ pub mod session;
 pub mod sockets;
 mod view;
 
+pub use host::{DataPath, NodeConfig, NodeHost};
 pub use metrics::PodMetrics;
 pub use pod::{
     DNS_PORT, DnsSockets, INBOUND_PORT, OUTBOUND_PORT, PROXY_MARK, Pod, PodListeners, TUNNEL_PORT,
