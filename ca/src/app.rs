@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use culvert_identity::Identity;
-use culvert_runtime::{Clock, ConditionHandle, DrainWatch, Process, Readiness, SystemClock, chain};
+use culvert_runtime::{
+    Clock, ConditionHandle, Drain, DrainWatch, Process, Readiness, SystemClock, chain,
+};
 use culvert_tls::ControlPlaneServer;
 use culvert_token::JwksReviewer;
 use tokio::net::TcpListener;
@@ -45,12 +47,18 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing::info!(address = %listener.local_addr()?, "serving certificates");
     process
         .tasks
-        .critical("serve", ca.server().run(listener, watch.clone()));
+        .critical("serve", serve(ca.server(), listener, process.drain.clone()));
     let conditions = Conditions::new(&process.readiness);
     process
         .tasks
         .critical("reconcile", Arc::clone(&ca).keep(conditions, watch));
     Ok(process.wait().await?)
+}
+
+/// Serves until the drain, and ends it once the last request is answered.
+async fn serve(server: Server, listener: TcpListener, drain: Drain) {
+    server.run(listener, drain.watch()).await;
+    drain.stop("every request is answered");
 }
 
 /// Everything of the CA but its ports.

@@ -228,3 +228,15 @@ fn wishes_that_make_no_sense_are_refused() {
     assert_eq!(status, 409);
     assert!(body.contains("a root rotation is under way"), "{body}");
 }
+
+#[test]
+fn a_program_that_is_told_to_stop_does_so_at_once() {
+    let directory = prepare();
+    let mut program = Program::start(directory.path());
+    let pid = rustix::process::Pid::from_child(&program.child);
+    let asked = SystemTime::now();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = program.child.wait().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(asked.elapsed().unwrap() < Duration::from_secs(10));
+}
