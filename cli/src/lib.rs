@@ -4,7 +4,18 @@
 //! The mesh never needs this program to run, except on one machine, where its
 //! engine stands in for Kubernetes.
 
+mod admin;
+mod app;
+pub mod args;
+mod client;
+mod commands;
+mod dns;
 pub mod engine;
+mod output;
 mod processes;
 mod run;
 pub mod state;
+mod teardown;
+mod testserver;
+
+pub use app::{Environment, main};

@@ -28,8 +28,13 @@ impl Namespace {
 
 /// Every process number, kernel threads too.
 pub(crate) fn all() -> Vec<i32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 /// Inode of a namespace of a process.
@@ -42,7 +47,10 @@ pub(crate) fn inode(pid: i32, namespace: Namespace) -> Option<u64> {
 
 /// Processes in any of the namespaces.
 pub(crate) fn inside(namespace: Namespace, inodes: &BTreeSet<u64>) -> Vec<i32> {
-    all().into_iter().filter(|pid| inode(*pid, namespace).is_some_and(|one| inodes.contains(&one))).collect()
+    all()
+        .into_iter()
+        .filter(|pid| inode(*pid, namespace).is_some_and(|one| inodes.contains(&one)))
+        .collect()
 }
 
 /// Processes of our own programs that name a directory in their arguments or
@@ -53,18 +61,28 @@ pub(crate) fn naming(directory: &Path) -> Vec<i32> {
     let names = |pid: i32| {
         ["cmdline", "environ"].iter().any(|file| {
             fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|bytes| {
-                bytes.split(|byte| *byte == 0).any(|word| names_directory(word, needle))
+                bytes
+                    .split(|byte| *byte == 0)
+                    .any(|word| names_directory(word, needle))
             })
         })
     };
-    all().into_iter().filter(|pid| *pid != own && is_ours(*pid) && names(*pid)).collect()
+    all()
+        .into_iter()
+        .filter(|pid| *pid != own && is_ours(*pid) && names(*pid))
+        .collect()
 }
 
 fn names_directory(word: &[u8], directory: &[u8]) -> bool {
     word.windows(directory.len())
         .enumerate()
         .filter(|(_, window)| *window == directory)
-        .any(|(at, _)| matches!(word.get(at + directory.len()), None | Some(b'/' | b':' | b' ')))
+        .any(|(at, _)| {
+            matches!(
+                word.get(at + directory.len()),
+                None | Some(b'/' | b':' | b' ')
+            )
+        })
 }
 
 /// Whether the process runs one of our programs.
@@ -110,7 +128,11 @@ mod tests {
     #[test]
     fn a_directory_is_named_whole() {
         let check = |word: &str, expect: bool| {
-            assert_eq!(names_directory(word.as_bytes(), b"/run/culvert/a"), expect, "{word}");
+            assert_eq!(
+                names_directory(word.as_bytes(), b"/run/culvert/a"),
+                expect,
+                "{word}"
+            );
         };
         check("/run/culvert/a", true);
         check("X=/run/culvert/a/objects:/x", true);

@@ -51,8 +51,10 @@ pub(crate) struct User {
 impl RunSpec {
     /// Reads a specification.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_slice(&bytes).with_context(|| format!("cannot understand {}", path.display()))
+        let bytes =
+            std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&bytes)
+            .with_context(|| format!("cannot understand {}", path.display()))
     }
 
     /// Becomes the program. Returns only on failure.
@@ -70,11 +72,17 @@ impl RunSpec {
             bail!("no command");
         };
         let (program, arguments) = match self.user {
-            None => (OsString::from(program), arguments.iter().map(OsString::from).collect()),
+            None => (
+                OsString::from(program),
+                arguments.iter().map(OsString::from).collect(),
+            ),
             Some(user) => as_user(user, &self.command)?,
         };
-        let environment: Vec<(OsString, OsString)> =
-            self.environment.iter().map(|(key, value)| (key.into(), value.into())).collect();
+        let environment: Vec<(OsString, OsString)> = self
+            .environment
+            .iter()
+            .map(|(key, value)| (key.into(), value.into()))
+            .collect();
         let Some(files) = &self.files else {
             netns.enter()?;
             let mut command = Command::new(&program);
@@ -82,7 +90,8 @@ impl RunSpec {
             if let Some(directory) = &self.directory {
                 command.current_dir(directory);
             }
-            return Err(command.exec()).with_context(|| format!("cannot execute {}", program.display()));
+            return Err(command.exec())
+                .with_context(|| format!("cannot execute {}", program.display()));
         };
         let bind = |(source, target): &(PathBuf, PathBuf)| FileBind {
             source: source.clone(),

@@ -30,12 +30,17 @@ impl StateDir {
     /// # Errors
     /// When the name cannot be part of the names of namespaces and links.
     pub fn new(root: &Path, mesh: &str) -> Result<Self, MeshNameError> {
-        let plain = mesh.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+        let plain = mesh
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
         let starts = mesh.starts_with(|first: char| first.is_ascii_lowercase());
         if !plain || !starts || mesh.len() > MESH_NAME_MAX {
             return Err(MeshNameError(mesh.to_owned()));
         }
-        Ok(Self { root: root.join(mesh), mesh: mesh.to_owned() })
+        Ok(Self {
+            root: root.join(mesh),
+            mesh: mesh.to_owned(),
+        })
     }
 
     /// Name of the mesh.
@@ -125,7 +130,10 @@ impl ProcessId {
     #[must_use]
     pub fn current() -> Option<Self> {
         let pid = i32::try_from(std::process::id()).ok()?;
-        Some(Self { pid, started: start_time(pid)? })
+        Some(Self {
+            pid,
+            started: start_time(pid)?,
+        })
     }
 
     /// Reads a pid file. A file that is not there, or cannot be understood, names
@@ -135,7 +143,10 @@ impl ProcessId {
         let text = fs::read_to_string(path).ok()?;
         let mut words = text.split_whitespace().map(str::parse::<u64>);
         let (pid, started) = (words.next()?.ok()?, words.next()?.ok()?);
-        Some(Self { pid: i32::try_from(pid).ok()?, started })
+        Some(Self {
+            pid: i32::try_from(pid).ok()?,
+            started,
+        })
     }
 
     /// Writes a pid file.
@@ -143,7 +154,10 @@ impl ProcessId {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(self, path: &Path) -> io::Result<()> {
-        crate::engine::world::write_whole(path, format!("{} {}\n", self.pid, self.started).as_bytes())
+        crate::engine::world::write_whole(
+            path,
+            format!("{} {}\n", self.pid, self.started).as_bytes(),
+        )
     }
 
     /// Whether the process still is there.
@@ -171,7 +185,11 @@ mod tests {
     #[test]
     fn mesh_names() {
         let check = |name: &str, good: bool| {
-            assert_eq!(StateDir::new(Path::new("/run/x"), name).is_ok(), good, "{name:?}");
+            assert_eq!(
+                StateDir::new(Path::new("/run/x"), name).is_ok(),
+                good,
+                "{name:?}"
+            );
         };
         check("default", true);
         check("t1", true);
@@ -191,7 +209,10 @@ mod tests {
         own.write(&path).expect("written");
         assert_eq!(ProcessId::read(&path), Some(own));
         assert!(own.is_alive());
-        let other = ProcessId { started: own.started + 1, ..own };
+        let other = ProcessId {
+            started: own.started + 1,
+            ..own
+        };
         assert!(!other.is_alive(), "same number, another start");
     }
 }

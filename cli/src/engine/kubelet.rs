@@ -1,16 +1,16 @@
 //! The kubelet of all nodes: takes on every pod that has a node, and lets it go.
 
-pub(crate) mod images;
+pub(crate) mod cni;
+pub(crate) mod container;
 pub(crate) mod environment;
 pub(crate) mod files;
-pub(crate) mod cni;
-pub(crate) mod sandbox;
+pub(crate) mod heartbeat;
+pub(crate) mod images;
+pub(crate) mod logs;
+pub(crate) mod pod;
 pub(crate) mod probe;
 pub(crate) mod report;
-pub(crate) mod logs;
-pub(crate) mod container;
-pub(crate) mod pod;
-pub(crate) mod heartbeat;
+pub(crate) mod sandbox;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -49,8 +49,6 @@ pub(crate) struct Context {
     pub nodes: BTreeMap<String, NodeNet>,
     /// This program.
     pub program: PathBuf,
-    /// PATH of containers that have none of their own.
-    pub search_path: String,
     /// The machine's resolv.conf.
     pub machine_resolv: String,
 }
@@ -75,7 +73,9 @@ struct Numbers {
 impl Numbers {
     fn reserve(&mut self) -> Option<u8> {
         let after = (self.last.max(FIRST_POD - 1)..LAST_POD).map(|number| number + 1);
-        let number = after.chain(FIRST_POD..=LAST_POD).find(|number| !self.used.contains(number))?;
+        let number = after
+            .chain(FIRST_POD..=LAST_POD)
+            .find(|number| !self.used.contains(number))?;
         self.last = number;
         self.used.insert(number);
         Some(number)
@@ -85,25 +85,39 @@ impl Numbers {
 impl NodeNet {
     /// A node without pods.
     pub(crate) fn new(netns: Netns) -> Self {
-        Self { netns, numbers: Mutex::default() }
+        Self {
+            netns,
+            numbers: Mutex::default(),
+        }
     }
 }
 
 impl Context {
     /// Addresses of a node.
     pub(crate) fn node_ips(&self, node: &str) -> Vec<IpAddr> {
-        node_number(node).map(|number| node_ips(number).to_vec()).unwrap_or_default()
+        node_number(node)
+            .map(|number| node_ips(number).to_vec())
+            .unwrap_or_default()
     }
 
     /// Reserves a pod number on a node.
     fn reserve(&self, node: &str) -> Option<u8> {
-        self.nodes.get(node)?.numbers.lock().unwrap_or_else(PoisonError::into_inner).reserve()
+        self.nodes
+            .get(node)?
+            .numbers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .reserve()
     }
 
     /// Gives a pod number back.
     fn release(&self, node: &str, number: u8) {
         if let Some(node) = self.nodes.get(node) {
-            node.numbers.lock().unwrap_or_else(PoisonError::into_inner).used.remove(&number);
+            node.numbers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .used
+                .remove(&number);
         }
     }
 }

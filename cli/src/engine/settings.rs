@@ -25,6 +25,9 @@ pub struct Settings {
     pub egress: bool,
     /// Where the other binaries are.
     pub bin_dir: PathBuf,
+    /// PATH of containers that have none of their own: that of the person who ran
+    /// `culvert up`, so that what works in the shell works in a pod.
+    pub search_path: String,
     /// `--image NAME=COMMAND`.
     pub images: BTreeMap<String, Vec<String>>,
     /// `--set key=value`.

@@ -128,7 +128,9 @@ fn pod(job: &Value, index: Option<u64>) -> Value {
         ("batch.kubernetes.io/job-name", job_name),
     ];
     let mut pod = template::pod(job, &pod_name, &labels);
-    set_default(&mut pod, &["spec", "restartPolicy"], json!("Never"));
+    if job.pointer("/spec/template/spec/restartPolicy").is_none() {
+        set(&mut pod, &["spec", "restartPolicy"], json!("Never"));
+    }
     if let Some(index) = index {
         set(
             &mut pod,

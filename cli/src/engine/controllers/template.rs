@@ -51,6 +51,7 @@ pub(crate) fn pod(owner: &Value, name: &str, labels: &[(&str, &str)]) -> Value {
         set(&mut pod, &["metadata", "labels", key], json!(value));
     }
     set_default(&mut pod, &["metadata", "annotations"], json!({}));
+    crate::engine::defaults::pod(&mut pod);
     pod
 }
 

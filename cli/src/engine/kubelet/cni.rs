@@ -77,7 +77,10 @@ impl Attachment {
     }
 
     async fn call(&self, command: &'static str) -> Result<(), CniError> {
-        let start = |source| CniError::Start { plugin: self.plugin.clone(), source };
+        let start = |source| CniError::Start {
+            plugin: self.plugin.clone(),
+            source,
+        };
         let (namespace, pod) = &self.pod;
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};\
@@ -114,14 +117,25 @@ impl Attachment {
         }
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let spoken = [text(&answer, "/msg"), text(&answer, "/details")];
-        let spoken: Vec<_> = spoken.into_iter().flatten().filter(|text| !text.is_empty()).collect();
+        let spoken: Vec<_> = spoken
+            .into_iter()
+            .flatten()
+            .filter(|text| !text.is_empty())
+            .collect();
         let message = if spoken.is_empty() {
             String::from_utf8_lossy(&output.stderr).trim().to_owned()
         } else {
             spoken.join(": ")
         };
-        let code = answer.get("code").and_then(Value::as_i64).unwrap_or(i64::from(output.status.code().unwrap_or(-1)));
-        Err(CniError::Refused { command, code, message })
+        let code = answer
+            .get("code")
+            .and_then(Value::as_i64)
+            .unwrap_or(i64::from(output.status.code().unwrap_or(-1)));
+        Err(CniError::Refused {
+            command,
+            code,
+            message,
+        })
     }
 
     /// Configuration with the result of the primary step.
@@ -179,7 +193,10 @@ mod tests {
             netns: "/run/netns/x".into(),
             pod: ("shop".to_owned(), "web".to_owned()),
             mac: "0a:58:0a:f4:01:02".to_owned(),
-            addresses: vec!["10.244.1.2".parse().expect("ip"), "fd00::2".parse().expect("ip")],
+            addresses: vec![
+                "10.244.1.2".parse().expect("ip"),
+                "fd00::2".parse().expect("ip"),
+            ],
         }
     }
 
@@ -188,9 +205,17 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let seen = directory.path().join("seen");
         let script = format!("env > {seen}; cat >> {seen}", seen = seen.display());
-        attachment(directory.path(), &script).add().await.expect("added");
+        attachment(directory.path(), &script)
+            .add()
+            .await
+            .expect("added");
         let text = std::fs::read_to_string(seen).expect("seen");
-        for expect in ["CNI_COMMAND=ADD", "K8S_POD_NAME=web", "\"prevResult\"", "fd00::2/128"] {
+        for expect in [
+            "CNI_COMMAND=ADD",
+            "K8S_POD_NAME=web",
+            "\"prevResult\"",
+            "fd00::2/128",
+        ] {
             assert!(text.contains(expect), "{expect} in {text}");
         }
     }
@@ -199,7 +224,13 @@ mod tests {
     async fn a_refusal_speaks() {
         let directory = tempfile::tempdir().expect("directory");
         let script = r#"cat >/dev/null; echo '{"code": 11, "msg": "agent not ready"}'; exit 1"#;
-        let error = attachment(directory.path(), script).add().await.expect_err("refused");
-        assert_eq!(error.to_string(), "CNI ADD failed (code 11): agent not ready");
+        let error = attachment(directory.path(), script)
+            .add()
+            .await
+            .expect_err("refused");
+        assert_eq!(
+            error.to_string(),
+            "CNI ADD failed (code 11): agent not ready"
+        );
     }
 }

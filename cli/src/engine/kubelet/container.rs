@@ -108,7 +108,9 @@ impl ContainerTask {
     /// Runs the container until it is over or has to stop; answers with its last
     /// exit code.
     pub(crate) async fn run(self, mut stop: Stop) -> Option<i32> {
-        let policy = text(&self.pod.pod, "/spec/restartPolicy").unwrap_or("Always").to_owned();
+        let policy = text(&self.pod.pod, "/spec/restartPolicy")
+            .unwrap_or("Always")
+            .to_owned();
         let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1, 0.0);
         loop {
             let (child, started) = loop {
@@ -142,7 +144,8 @@ impl ContainerTask {
                 if let Some(container) = report.container(self.name()) {
                     container.last = Some(ended);
                     container.restarts += 1;
-                    let message = format!("back-off {} s after exit code {exit_code}", pause.as_secs());
+                    let message =
+                        format!("back-off {} s after exit code {exit_code}", pause.as_secs());
                     let reason = "CrashLoopBackOff".to_owned();
                     container.state = State::Waiting { reason, message };
                 }
@@ -157,7 +160,10 @@ impl ContainerTask {
         tracing::warn!(pod = %self.pod.key, container = self.name(), reason, message, "container");
         self.pod.update(|report| {
             if let Some(container) = report.container(self.name()) {
-                container.state = State::Waiting { reason: reason.to_owned(), message };
+                container.state = State::Waiting {
+                    reason: reason.to_owned(),
+                    message,
+                };
             }
         });
     }
@@ -172,11 +178,13 @@ impl ContainerTask {
         let world = context.store.snapshot();
         let pod = world.object(&self.pod.key).ok_or("the pod is gone")?;
         let command = context.images.borrow().command(&self.spec, &self.field)?;
-        let path = &context.search_path;
+        let path = &context.settings.search_path;
         let environment = environment(&world, pod, &self.spec, path)
             .map_err(|why| format!("{}.{why}", self.field))?;
-        let command: Vec<_> =
-            command.iter().map(|word| environment::expand(word, &environment)).collect();
+        let command: Vec<_> = command
+            .iter()
+            .map(|word| environment::expand(word, &environment))
+            .collect();
         check_program(&command, &environment, &self.field)?;
         let mut binds = self.sandbox.binds.clone();
         let mounts = files::mounts(&context.state, &self.spec, &self.sandbox.volumes)
@@ -184,7 +192,10 @@ impl ContainerTask {
         binds.extend(mounts);
         Ok(RunSpec {
             netns: self.sandbox.netns.clone(),
-            files: Some(OwnFiles { binds, hostname: environment::hostname(pod) }),
+            files: Some(OwnFiles {
+                binds,
+                hostname: environment::hostname(pod),
+            }),
             command,
             environment,
             directory: text(&self.spec, "/workingDir").map(PathBuf::from),
@@ -199,7 +210,10 @@ impl ContainerTask {
             u32::try_from(id).ok()
         };
         let uid = of("runAsUser")?;
-        (uid != 0).then(|| User { uid, gid: of("runAsGroup").unwrap_or(uid) })
+        (uid != 0).then(|| User {
+            uid,
+            gid: of("runAsGroup").unwrap_or(uid),
+        })
     }
 
     async fn start(&self) -> Result<Running, (String, String)> {
@@ -222,17 +236,27 @@ impl ContainerTask {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| ("CreateContainerError".to_owned(), error.to_string()))?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        let pid = child
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .unwrap_or_default();
         let mut output = tokio::task::JoinSet::new();
         if let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) {
             output.spawn(logs::pump(log, out, err));
         }
         self.pod.update(|report| {
             if let Some(container) = report.container(self.name()) {
-                container.state = State::Running { started: SystemTime::now() };
+                container.state = State::Running {
+                    started: SystemTime::now(),
+                };
             }
         });
-        Ok(Running { child, pid, mounts: None, output })
+        Ok(Running {
+            child,
+            pid,
+            mounts: None,
+            output,
+        })
     }
 
     /// Waits for the end of a started container, probing it meanwhile.
@@ -339,7 +363,12 @@ impl ContainerTask {
                 }
                 self.set(|container| container.ready = turned);
             }
-            tokio::time::sleep(if ready { probe.period } else { probe.period.min(EAGER) }).await;
+            tokio::time::sleep(if ready {
+                probe.period
+            } else {
+                probe.period.min(EAGER)
+            })
+            .await;
         }
     }
 
@@ -367,7 +396,9 @@ pub(crate) fn log_file(pod: &PodShared, container: &str) -> PathBuf {
 
 /// Log of the run before.
 fn previous_log_file(pod: &PodShared, container: &str) -> PathBuf {
-    pod.directory.join("logs").join(format!("{container}.previous.log"))
+    pod.directory
+        .join("logs")
+        .join(format!("{container}.previous.log"))
 }
 
 /// Run specification of a container.
@@ -437,9 +468,18 @@ fn ended(end: &End, started: SystemTime) -> Ended {
         End::Exited(status) | End::Stopped(status) => (status, String::new()),
         End::Unhealthy(status, why) => (status, why.clone()),
     };
-    let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
+    let exit_code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(-1);
     let reason = if exit_code == 0 { "Completed" } else { "Error" };
-    Ended { exit_code, reason: reason.to_owned(), message, started, finished: SystemTime::now() }
+    Ended {
+        exit_code,
+        reason: reason.to_owned(),
+        message,
+        started,
+        finished: SystemTime::now(),
+    }
 }
 
 /// Whether the program can be found, before anything is started. A path may lie in
@@ -452,8 +492,14 @@ fn check_program(
     let Some(program) = command.first().filter(|program| !program.contains('/')) else {
         return Ok(());
     };
-    let path = environment.iter().rev().find(|(key, _)| key == "PATH").map_or("", |(_, value)| value);
-    let found = path.split(':').any(|directory| std::path::Path::new(directory).join(program).is_file());
+    let path = environment
+        .iter()
+        .rev()
+        .find(|(key, _)| key == "PATH")
+        .map_or("", |(_, value)| value);
+    let found = path
+        .split(':')
+        .any(|directory| std::path::Path::new(directory).join(program).is_file());
     if found {
         return Ok(());
     }
@@ -470,7 +516,11 @@ mod tests {
     #[test]
     fn what_follows_an_exit() {
         let check = |policy, role, code, expect| {
-            assert_eq!(after_exit(policy, role, code), expect, "{policy} {role:?} {code}");
+            assert_eq!(
+                after_exit(policy, role, code),
+                expect,
+                "{policy} {role:?} {code}"
+            );
         };
         check("Always", Role::Main, 0, Next::Again);
         check("Always", Role::Init, 0, Next::Over);
@@ -485,10 +535,16 @@ mod tests {
     #[test]
     fn a_missing_program_is_named_before_the_start() {
         let environment = vec![("PATH".to_owned(), "/bin:/usr/bin".to_owned())];
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let words = |words: &[&str]| {
+            words
+                .iter()
+                .map(|word| (*word).to_owned())
+                .collect::<Vec<_>>()
+        };
         assert!(check_program(&words(&["sh", "-c"]), &environment, "f").is_ok());
         assert!(check_program(&words(&["/not/there"]), &environment, "f").is_ok());
-        let error = check_program(&words(&["no-such-program"]), &environment, "f").expect_err("missing");
+        let error =
+            check_program(&words(&["no-such-program"]), &environment, "f").expect_err("missing");
         assert!(error.contains("f.command[0]"), "{error}");
     }
 }

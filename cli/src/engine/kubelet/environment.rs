@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use serde_json::Value;
 
-use crate::engine::object::{
-    Key, labels, list, name, namespace, pod_ips, string_map, text, uid,
-};
+use crate::engine::object::{Key, labels, list, name, namespace, pod_ips, string_map, text, uid};
 use crate::engine::world::World;
 
 /// Where programs are looked for when the container does not say.
@@ -30,19 +28,24 @@ pub(crate) fn environment(
     for source in list(container, "/envFrom") {
         let prefix = text(source, "/prefix").unwrap_or_default();
         for (kind, field) in [("ConfigMap", "/configMapRef"), ("Secret", "/secretRef")] {
-            let Some(reference) = source.pointer(field) else { continue };
+            let Some(reference) = source.pointer(field) else {
+                continue;
+            };
             for (key, value) in all_of(world, pod, kind, reference)? {
                 all.set(&format!("{prefix}{key}"), &value);
             }
         }
     }
     for entry in list(container, "/env") {
-        let Some(key) = text(entry, "/name") else { continue };
+        let Some(key) = text(entry, "/name") else {
+            continue;
+        };
         if let Some(value) = text(entry, "/value") {
             let value = all.expand(value);
             all.set(key, &value);
         } else if let Some(source) = entry.get("valueFrom") {
-            let value = value_from(world, pod, source).map_err(|why| format!("env {key}: {why}"))?;
+            let value =
+                value_from(world, pod, source).map_err(|why| format!("env {key}: {why}"))?;
             if let Some(value) = value {
                 all.set(key, &value);
             }
@@ -65,7 +68,9 @@ pub(crate) fn expand(text: &str, environment: &[(String, String)]) -> String {
             rest = after;
             continue;
         }
-        let reference = rest.strip_prefix("$(").and_then(|inner| inner.split_once(')'));
+        let reference = rest
+            .strip_prefix("$(")
+            .and_then(|inner| inner.split_once(')'));
         let known = reference.and_then(|(name, after)| {
             let value = environment.iter().rev().find(|(key, _)| key == name)?;
             Some((&value.1, after))
@@ -89,7 +94,12 @@ pub(crate) fn expand(text: &str, environment: &[(String, String)]) -> String {
 pub(crate) fn hostname(pod: &Value) -> String {
     let wanted = text(pod, "/spec/hostname").unwrap_or_else(|| name(pod));
     // The kernel takes 64 bytes, DNS 63.
-    wanted.chars().take(63).collect::<String>().trim_end_matches(['-', '.']).to_owned()
+    wanted
+        .chars()
+        .take(63)
+        .collect::<String>()
+        .trim_end_matches(['-', '.'])
+        .to_owned()
 }
 
 #[derive(Debug, Default)]
@@ -112,30 +122,44 @@ fn value_from(world: &World, pod: &Value, source: &Value) -> Result<Option<Strin
     if let Some(path) = text(source, "/fieldRef/fieldPath") {
         return field(pod, path).map(Some);
     }
-    for (kind, pointer) in [("ConfigMap", "/configMapKeyRef"), ("Secret", "/secretKeyRef")] {
-        let Some(reference) = source.pointer(pointer) else { continue };
+    for (kind, pointer) in [
+        ("ConfigMap", "/configMapKeyRef"),
+        ("Secret", "/secretKeyRef"),
+    ] {
+        let Some(reference) = source.pointer(pointer) else {
+            continue;
+        };
         let key = text(reference, "/key").unwrap_or_default();
         let values = all_of(world, pod, kind, reference)?;
         let optional = reference.get("optional") == Some(&Value::Bool(true));
         return match values.get(key) {
             Some(value) => Ok(Some(value.clone())),
             None if optional => Ok(None),
-            None => Err(format!("{kind} {} has no key {key:?}", text(reference, "/name").unwrap_or_default())),
+            None => Err(format!(
+                "{kind} {} has no key {key:?}",
+                text(reference, "/name").unwrap_or_default()
+            )),
         };
     }
     if source.get("resourceFieldRef").is_some() {
         // Nothing limits a container here, so it may use the machine.
         let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let cpu = text(source, "/resourceFieldRef/resource").is_some_and(|one| one.ends_with("cpu"));
+        let cpu =
+            text(source, "/resourceFieldRef/resource").is_some_and(|one| one.ends_with("cpu"));
         return Ok(Some(if cpu { all.to_string() } else { "0".to_owned() }));
     }
-    Err("unknown valueFrom; expected fieldRef, configMapKeyRef, secretKeyRef or resourceFieldRef".to_owned())
+    Err(
+        "unknown valueFrom; expected fieldRef, configMapKeyRef, secretKeyRef or resourceFieldRef"
+            .to_owned(),
+    )
 }
 
 /// The value of a downward-API field.
 pub(crate) fn field(pod: &Value, path: &str) -> Result<String, String> {
     let quoted = |prefix: &str| -> Option<&str> {
-        path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']")
+        path.strip_prefix(prefix)?
+            .strip_prefix("['")?
+            .strip_suffix("']")
     };
     if let Some(key) = quoted("metadata.labels") {
         return Ok(labels(pod).get(key).copied().unwrap_or_default().to_owned());
@@ -144,7 +168,12 @@ pub(crate) fn field(pod: &Value, path: &str) -> Result<String, String> {
         let all = string_map(pod, "/metadata/annotations");
         return Ok(all.get(key).copied().unwrap_or_default().to_owned());
     }
-    let ips = || pod_ips(pod).iter().map(ToString::to_string).collect::<Vec<_>>();
+    let ips = || {
+        pod_ips(pod)
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
     let at = |pointer: &str| text(pod, pointer).unwrap_or_default().to_owned();
     Ok(match path {
         "metadata.name" => name(pod).to_owned(),
@@ -162,7 +191,10 @@ pub(crate) fn field(pod: &Value, path: &str) -> Result<String, String> {
 }
 
 fn pairs(map: &BTreeMap<&str, &str>) -> String {
-    let lines: Vec<_> = map.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
+    let lines: Vec<_> = map
+        .iter()
+        .map(|(key, value)| format!("{key}={value:?}"))
+        .collect();
     lines.join("\n")
 }
 
@@ -176,7 +208,8 @@ fn all_of(
     let object = text(reference, "/name").unwrap_or_default();
     match contents(world, namespace(pod), kind, object) {
         Some(values) => {
-            let as_text = |(key, value): (String, Vec<u8>)| Some((key, String::from_utf8(value).ok()?));
+            let as_text =
+                |(key, value): (String, Vec<u8>)| Some((key, String::from_utf8(value).ok()?));
             Ok(values.into_iter().filter_map(as_text).collect())
         }
         None if reference.get("optional") == Some(&Value::Bool(true)) => Ok(BTreeMap::new()),
@@ -195,15 +228,25 @@ pub(crate) fn contents(
     let decode = |value: &str| base64::engine::general_purpose::STANDARD.decode(value).ok();
     let plain = |pointer: &str| -> Vec<(String, Vec<u8>)> {
         let map = string_map(object, pointer);
-        map.into_iter().map(|(key, value)| (key.to_owned(), value.as_bytes().to_vec())).collect()
+        map.into_iter()
+            .map(|(key, value)| (key.to_owned(), value.as_bytes().to_vec()))
+            .collect()
     };
     let encoded = |pointer: &str| -> Vec<(String, Vec<u8>)> {
         let map = string_map(object, pointer);
-        map.into_iter().filter_map(|(key, value)| Some((key.to_owned(), decode(value)?))).collect()
+        map.into_iter()
+            .filter_map(|(key, value)| Some((key.to_owned(), decode(value)?)))
+            .collect()
     };
     Some(match kind {
-        "Secret" => encoded("/data").into_iter().chain(plain("/stringData")).collect(),
-        _ => plain("/data").into_iter().chain(encoded("/binaryData")).collect(),
+        "Secret" => encoded("/data")
+            .into_iter()
+            .chain(plain("/stringData"))
+            .collect(),
+        _ => plain("/data")
+            .into_iter()
+            .chain(encoded("/binaryData"))
+            .collect(),
     })
 }
 
@@ -238,7 +281,9 @@ mod tests {
 
     fn value(container: &Value, key: &str) -> Option<String> {
         let all = environment(&world(), &pod(), container, PATH).expect("good");
-        all.into_iter().find(|(held, _)| held == key).map(|(_, value)| value)
+        all.into_iter()
+            .find(|(held, _)| held == key)
+            .map(|(_, value)| value)
     }
 
     #[test]
@@ -254,7 +299,10 @@ mod tests {
                 {"name": "PLAIN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "plain"}}},
             ],
         });
-        assert_eq!(value(&container, "B").as_deref(), Some("1-debug-$(NOPE)-$(A)"));
+        assert_eq!(
+            value(&container, "B").as_deref(),
+            Some("1-debug-$(NOPE)-$(A)")
+        );
         assert_eq!(value(&container, "IP").as_deref(), Some("10.244.1.2"));
         assert_eq!(value(&container, "APP").as_deref(), Some("web"));
         assert_eq!(value(&container, "KEY").as_deref(), Some("secret"));
@@ -267,6 +315,9 @@ mod tests {
         let container = json!({"env": [{"name": "X",
             "valueFrom": {"configMapKeyRef": {"name": "c", "key": "nope"}}}]});
         let error = environment(&world(), &pod(), &container, PATH).expect_err("missing");
-        assert!(error.contains("env X") && error.contains("\"nope\""), "{error}");
+        assert!(
+            error.contains("env X") && error.contains("\"nope\""),
+            "{error}"
+        );
     }
 }

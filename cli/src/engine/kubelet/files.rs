@@ -34,8 +34,10 @@ pub(crate) enum FilesError {
 }
 
 fn written(path: &Path, content: &[u8]) -> Result<(), FilesError> {
-    write_whole(path, content)
-        .map_err(|source| FilesError::Write { path: path.to_owned(), source })
+    write_whole(path, content).map_err(|source| FilesError::Write {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Text of the pod's resolv.conf.
@@ -48,25 +50,39 @@ pub(crate) fn resolv_conf(pod: &Value, families: Families, machine: &str) -> Str
     let mut search = Vec::new();
     let mut options = Vec::new();
     if policy != "None" {
-        servers.extend(families.iter().map(|family| services::address(10, family).to_string()));
+        servers.extend(
+            families
+                .iter()
+                .map(|family| services::address(10, family).to_string()),
+        );
         let namespace = namespace(pod);
         search.push(format!("{namespace}.svc.cluster.local"));
         search.push("svc.cluster.local".to_owned());
         search.push("cluster.local".to_owned());
         options.push("ndots:5".to_owned());
     }
-    let strings = |pointer: &str| list(pod, pointer).iter().filter_map(Value::as_str).map(str::to_owned);
+    let strings = |pointer: &str| {
+        list(pod, pointer)
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+    };
     servers.extend(strings("/spec/dnsConfig/nameservers"));
     search.extend(strings("/spec/dnsConfig/searches"));
     for option in list(pod, "/spec/dnsConfig/options") {
-        let Some(name) = text(option, "/name") else { continue };
+        let Some(name) = text(option, "/name") else {
+            continue;
+        };
         options.retain(|held: &String| held.split(':').next() != Some(name));
         options.push(match text(option, "/value") {
             Some(value) => format!("{name}:{value}"),
             None => name.to_owned(),
         });
     }
-    let mut lines: Vec<_> = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
+    let mut lines: Vec<_> = servers
+        .iter()
+        .map(|server| format!("nameserver {server}\n"))
+        .collect();
     if !search.is_empty() {
         lines.push(format!("search {}\n", search.join(" ")));
     }
@@ -92,8 +108,15 @@ pub(crate) fn hosts(pod: &Value, addresses: &[IpAddr]) -> String {
         out.push_str(&format!("{address}\t{full}{hostname}\n"));
     }
     for alias in list(pod, "/spec/hostAliases") {
-        let names: Vec<_> = list(alias, "/hostnames").iter().filter_map(Value::as_str).collect();
-        out.push_str(&format!("{}\t{}\n", text(alias, "/ip").unwrap_or_default(), names.join("\t")));
+        let names: Vec<_> = list(alias, "/hostnames")
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
+        out.push_str(&format!(
+            "{}\t{}\n",
+            text(alias, "/ip").unwrap_or_default(),
+            names.join("\t")
+        ));
     }
     out
 }
@@ -116,7 +139,10 @@ pub(crate) fn write_identity(
         // In place: a bind mount shows the file, not the name.
         fs::create_dir_all(directory)
             .and_then(|()| fs::write(&path, content))
-            .map_err(|source| FilesError::Write { path: path.clone(), source })?;
+            .map_err(|source| FilesError::Write {
+                path: path.clone(),
+                source,
+            })?;
         let target = Path::new("/etc").join(name);
         if target.exists() {
             binds.push((path, target));
@@ -134,10 +160,12 @@ pub(crate) fn write_volumes(
 ) -> Result<BTreeMap<String, PathBuf>, FilesError> {
     let mut made = BTreeMap::new();
     for (index, volume) in list(pod, "/spec/volumes").iter().enumerate() {
-        let Some(name) = text(volume, "/name") else { continue };
+        let Some(name) = text(volume, "/name") else {
+            continue;
+        };
         let own = directory.join("volumes").join(name);
-        let path = write_volume(state, world, pod, (volume, &own))
-            .map_err(|error| match error {
+        let path =
+            write_volume(state, world, pod, (volume, &own)).map_err(|error| match error {
                 FilesError::Volume(why) => {
                     FilesError::Volume(format!("spec.volumes[{index}] {name}: {why}"))
                 }
@@ -155,22 +183,28 @@ fn write_volume(
     (volume, own): (&Value, &Path),
 ) -> Result<PathBuf, FilesError> {
     let make = |path: &Path| {
-        fs::create_dir_all(path)
-            .map_err(|source| FilesError::Write { path: path.to_owned(), source })
+        fs::create_dir_all(path).map_err(|source| FilesError::Write {
+            path: path.to_owned(),
+            source,
+        })
     };
     if volume.get("emptyDir").is_some() {
         make(own)?;
         // Any user of the pod may write, as in a cluster.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-        fs::set_permissions(own, open)
-            .map_err(|source| FilesError::Write { path: own.to_owned(), source })?;
+        fs::set_permissions(own, open).map_err(|source| FilesError::Write {
+            path: own.to_owned(),
+            source,
+        })?;
         return Ok(own.to_owned());
     }
     if let Some(path) = text(volume, "/hostPath/path") {
         return Ok(PathBuf::from(path));
     }
     if let Some(claim) = text(volume, "/persistentVolumeClaim/claimName") {
-        let kept = state.path("claims").join(format!("{}.{claim}", namespace(pod)));
+        let kept = state
+            .path("claims")
+            .join(format!("{}.{claim}", namespace(pod)));
         make(&kept)?;
         return Ok(kept);
     }
@@ -182,7 +216,9 @@ fn write_volume(
     for source in sources {
         for (path, content) in projected(world, pod, source).map_err(FilesError::Volume)? {
             if path.split('/').any(|part| part == "..") {
-                return Err(FilesError::Volume(format!("path {path:?} leaves the volume")));
+                return Err(FilesError::Volume(format!(
+                    "path {path:?} leaves the volume"
+                )));
             }
             written(&own.join(path), &content)?;
         }
@@ -194,7 +230,12 @@ fn write_volume(
 fn projected(world: &World, pod: &Value, source: &Value) -> Result<Vec<(String, Vec<u8>)>, String> {
     let reference = |field: &str, key: &str| {
         let at = source.get(field)?;
-        Some((at, text(at, key).or_else(|| text(at, "/name")).unwrap_or_default()))
+        Some((
+            at,
+            text(at, key)
+                .or_else(|| text(at, "/name"))
+                .unwrap_or_default(),
+        ))
     };
     let (kind, (at, name)) = if let Some(found) = reference("configMap", "/name") {
         ("ConfigMap", found)
@@ -205,7 +246,10 @@ fn projected(world: &World, pod: &Value, source: &Value) -> Result<Vec<(String, 
             .iter()
             .map(|item| {
                 let value = field(pod, text(item, "/fieldRef/fieldPath").unwrap_or_default())?;
-                Ok((text(item, "/path").unwrap_or_default().to_owned(), value.into_bytes()))
+                Ok((
+                    text(item, "/path").unwrap_or_default().to_owned(),
+                    value.into_bytes(),
+                ))
             })
             .collect();
     } else {
@@ -214,7 +258,11 @@ fn projected(world: &World, pod: &Value, source: &Value) -> Result<Vec<(String, 
     };
     let Some(all) = contents(world, namespace(pod), kind, name) else {
         let optional = at.get("optional") == Some(&Value::Bool(true));
-        return if optional { Ok(Vec::new()) } else { Err(format!("{kind} {name:?} not found")) };
+        return if optional {
+            Ok(Vec::new())
+        } else {
+            Err(format!("{kind} {name:?} not found"))
+        };
     };
     let items = list(at, "/items");
     if items.is_empty() {
@@ -224,8 +272,13 @@ fn projected(world: &World, pod: &Value, source: &Value) -> Result<Vec<(String, 
         .iter()
         .map(|item| {
             let key = text(item, "/key").unwrap_or_default();
-            let content = all.get(key).ok_or_else(|| format!("{kind} {name} has no key {key:?}"))?;
-            Ok((text(item, "/path").unwrap_or(key).to_owned(), content.clone()))
+            let content = all
+                .get(key)
+                .ok_or_else(|| format!("{kind} {name} has no key {key:?}"))?;
+            Ok((
+                text(item, "/path").unwrap_or(key).to_owned(),
+                content.clone(),
+            ))
         })
         .collect()
 }
@@ -248,19 +301,27 @@ pub(crate) fn mounts(
             None => source.clone(),
             Some(path) if Path::new(path).components().all(is_plain) => source.join(path),
             Some(path) => {
-                return Err(FilesError::Volume(format!("{field}.subPath: {path:?} leaves the volume")));
+                return Err(FilesError::Volume(format!(
+                    "{field}.subPath: {path:?} leaves the volume"
+                )));
             }
         };
         if !source.exists() {
-            fs::create_dir_all(&source)
-                .map_err(|error| FilesError::Write { path: source.clone(), source: error })?;
+            fs::create_dir_all(&source).map_err(|error| FilesError::Write {
+                path: source.clone(),
+                source: error,
+            })?;
         }
         let target = PathBuf::from(text(mount, "/mountPath").unwrap_or_default());
         if !target.is_absolute() {
-            return Err(FilesError::Volume(format!("{field}.mountPath: expected an absolute path")));
+            return Err(FilesError::Volume(format!(
+                "{field}.mountPath: expected an absolute path"
+            )));
         }
-        ensure_target(state, &target, source.is_dir())
-            .map_err(|error| FilesError::Write { path: target.clone(), source: error })?;
+        ensure_target(state, &target, source.is_dir()).map_err(|error| FilesError::Write {
+            path: target.clone(),
+            source: error,
+        })?;
         binds.push((source, target));
     }
     // Outer mounts first.
@@ -276,8 +337,14 @@ fn ensure_target(state: &StateDir, target: &Path, directory: bool) -> io::Result
     if target.exists() {
         return Ok(());
     }
-    let missing: Vec<_> = target.ancestors().take_while(|path| !path.exists()).collect();
-    let mut list = fs::OpenOptions::new().create(true).append(true).open(state.created_paths())?;
+    let missing: Vec<_> = target
+        .ancestors()
+        .take_while(|path| !path.exists())
+        .collect();
+    let mut list = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(state.created_paths())?;
     for path in missing.iter().rev() {
         writeln!(list, "{}", path.display())?;
     }
@@ -320,7 +387,10 @@ mod tests {
                          "options": [{"name": "ndots", "value": "2"}]}});
         let text = resolv_conf(&pod(own), Families::BOTH, "");
         assert_eq!(text, "nameserver 1.2.3.4\noptions ndots:2\n");
-        assert_eq!(resolv_conf(&pod(json!({"dnsPolicy": "Default"})), Families::BOTH, "x"), "x");
+        assert_eq!(
+            resolv_conf(&pod(json!({"dnsPolicy": "Default"})), Families::BOTH, "x"),
+            "x"
+        );
     }
 
     #[test]
@@ -328,7 +398,10 @@ mod tests {
         let spec = json!({"hostname": "db-0", "subdomain": "peers",
                           "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a", "b"]}]});
         let text = hosts(&pod(spec), &["10.244.1.2".parse().expect("address")]);
-        assert!(text.contains("10.244.1.2\tdb-0.peers.shop.svc.cluster.local\tdb-0\n"), "{text}");
+        assert!(
+            text.contains("10.244.1.2\tdb-0.peers.shop.svc.cluster.local\tdb-0\n"),
+            "{text}"
+        );
         assert!(text.contains("10.0.0.1\ta\tb\n"), "{text}");
     }
 
@@ -337,7 +410,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let state = StateDir::new(directory.path(), "t").expect("state");
         let volumes = BTreeMap::from([("v".to_owned(), directory.path().to_owned())]);
-        let container = json!({"volumeMounts": [{"name": "v", "mountPath": "/x", "subPath": "../y"}]});
+        let container =
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/x", "subPath": "../y"}]});
         let error = mounts(&state, &container, &volumes).expect_err("refused");
         assert!(error.to_string().contains("subPath"), "{error}");
         let container = json!({"volumeMounts": [{"name": "w", "mountPath": "/x"}]});

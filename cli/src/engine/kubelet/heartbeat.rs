@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use crate::engine::object::{Key, condition, set, timestamp};
+use crate::engine::object::{condition, set, timestamp};
 use crate::engine::scheduler::node_key;
 use crate::engine::world::{Action, Store};
 
@@ -18,27 +18,37 @@ const LEASE_SECONDS: u64 = 40;
 pub(crate) fn mark_ready(store: &Store, node: &str) {
     store.modify(&node_key(node), |object| {
         if condition(object, "Ready") != Some("True") {
-            set(object, &["status", "conditions"], json!([{
-                "type": "Ready", "status": "True", "reason": "KubeletReady",
-                "lastTransitionTime": timestamp(SystemTime::now()),
-            }]));
+            set(
+                object,
+                &["status", "conditions"],
+                json!([{
+                    "type": "Ready", "status": "True", "reason": "KubeletReady",
+                    "lastTransitionTime": timestamp(SystemTime::now()),
+                }]),
+            );
         }
     });
 }
 
 /// Renews the leases of all nodes for good.
 pub(crate) async fn run(store: Store, nodes: Vec<String>) {
-    let started: BTreeMap<String, String> =
-        nodes.iter().map(|node| (node.clone(), timestamp(SystemTime::now()))).collect();
+    let started: BTreeMap<String, String> = nodes
+        .iter()
+        .map(|node| (node.clone(), timestamp(SystemTime::now())))
+        .collect();
     loop {
-        let leases = started.iter().map(|(node, acquired)| Action::Put(lease(&store, node, acquired)));
+        let leases = started
+            .iter()
+            .map(|(node, acquired)| Action::Put(lease(&store, node, acquired)));
         store.apply(leases.collect::<Vec<_>>());
         tokio::time::sleep(RENEW).await;
     }
 }
 
 fn lease(store: &Store, node: &str, acquired: &str) -> Value {
-    let owner = store.object(&node_key(node)).map(|object| object["metadata"]["uid"].clone());
+    let owner = store
+        .object(&node_key(node))
+        .map(|object| object["metadata"]["uid"].clone());
     json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {
@@ -52,9 +62,4 @@ fn lease(store: &Store, node: &str, acquired: &str) -> Value {
             "renewTime": timestamp(SystemTime::now()),
         },
     })
-}
-
-/// The key of a node's lease.
-pub(crate) fn lease_key(node: &str) -> Key {
-    Key::new("Lease", "kube-node-lease", node)
 }

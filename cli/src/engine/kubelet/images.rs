@@ -33,7 +33,9 @@ pub(crate) struct Images {
 
 /// `images.yaml` cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{file}:{line}: {message}; expected a map of image names to {{command: [...], args: [...]}}")]
+#[error(
+    "{file}:{line}: {message}; expected a map of image names to {{command: [...], args: [...]}}"
+)]
 pub(crate) struct ImagesError {
     file: String,
     line: u64,
@@ -65,7 +67,10 @@ impl Images {
 
     fn add(&mut self, given: &BTreeMap<String, Vec<String>>) {
         for (name, command) in given {
-            let image = Image { command: command.clone(), args: Vec::new() };
+            let image = Image {
+                command: command.clone(),
+                args: Vec::new(),
+            };
             self.known.insert(name.clone(), image);
         }
     }
@@ -75,9 +80,16 @@ impl Images {
             serde_saphyr::from_str(content).map_err(|error| ImagesError {
                 file: file.to_owned(),
                 line: error.location().map_or(1, |location| location.line()),
-                message: error.to_string().lines().next().unwrap_or_default().to_owned(),
+                message: error
+                    .to_string()
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned(),
             })?;
-        Ok(Self { known: known.unwrap_or_default() })
+        Ok(Self {
+            known: known.unwrap_or_default(),
+        })
     }
 
     /// The image of that name; without its tag or digest when the name itself is
@@ -98,7 +110,11 @@ impl Images {
     /// Names the field and the ways to mend it.
     pub(crate) fn command(&self, container: &Value, field: &str) -> Result<Vec<String>, String> {
         let strings = |pointer: &str| -> Vec<String> {
-            list(container, pointer).iter().filter_map(Value::as_str).map(str::to_owned).collect()
+            list(container, pointer)
+                .iter()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect()
         };
         let (mut command, args) = (strings("/command"), strings("/args"));
         if !command.is_empty() {
@@ -115,7 +131,11 @@ impl Images {
             ));
         };
         command.clone_from(&known.command);
-        command.extend(if args.is_empty() { known.args.clone() } else { args });
+        command.extend(if args.is_empty() {
+            known.args.clone()
+        } else {
+            args
+        });
         Ok(command)
     }
 }
@@ -129,7 +149,10 @@ pub fn parse_image(argument: &str) -> Result<(String, Vec<String>), String> {
         .split_once('=')
         .filter(|(name, command)| !name.is_empty() && !command.trim().is_empty())
         .ok_or_else(|| format!("{argument:?}: expected NAME=COMMAND"))?;
-    Ok((name.to_owned(), command.split_whitespace().map(str::to_owned).collect()))
+    Ok((
+        name.to_owned(),
+        command.split_whitespace().map(str::to_owned).collect(),
+    ))
 }
 
 #[cfg(test)]
@@ -155,13 +178,28 @@ mod tests {
 
     #[test]
     fn commands() {
-        check(&json!({"image": "x", "command": ["a"], "args": ["b"]}), Ok(&["a", "b"]));
-        check(&json!({"image": "nginx:1.27"}), Ok(&["nginx", "-g", "daemon off;"]));
-        check(&json!({"image": "nginx", "args": ["-t"]}), Ok(&["nginx", "-t"]));
-        check(&json!({"image": "nginx@sha256:00"}), Ok(&["nginx", "-g", "daemon off;"]));
+        check(
+            &json!({"image": "x", "command": ["a"], "args": ["b"]}),
+            Ok(&["a", "b"]),
+        );
+        check(
+            &json!({"image": "nginx:1.27"}),
+            Ok(&["nginx", "-g", "daemon off;"]),
+        );
+        check(
+            &json!({"image": "nginx", "args": ["-t"]}),
+            Ok(&["nginx", "-t"]),
+        );
+        check(
+            &json!({"image": "nginx@sha256:00"}),
+            Ok(&["nginx", "-g", "daemon off;"]),
+        );
         check(&json!({"image": "example.org:5000/web:2"}), Ok(&["web2"]));
         check(&json!({"image": "redis:7"}), Err("--image redis:7=COMMAND"));
-        check(&json!({"image": "redis:7"}), Err("spec.containers[0].command"));
+        check(
+            &json!({"image": "redis:7"}),
+            Err("spec.containers[0].command"),
+        );
     }
 
     #[test]

@@ -34,7 +34,11 @@ impl Log {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).await?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(&path).await?;
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .await?;
         let length = file.metadata().await?.len();
         Ok(Self { path, file, length })
     }
@@ -42,7 +46,11 @@ impl Log {
     async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.length >= LOG_BYTES_MAX {
             fs::rename(&self.path, rotated(&self.path)).await?;
-            self.file = OpenOptions::new().create(true).append(true).open(&self.path).await?;
+            self.file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&self.path)
+                .await?;
             self.length = 0;
         }
         self.file.write_all(bytes).await?;

@@ -128,7 +128,12 @@ pub(crate) async fn run(context: Arc<Context>, pod: Object) {
         tracing::warn!(pod = %shared.key, %error, "remove the pod's directory");
     }
     let still_ours = |pod: Object| uid(&pod) == uid(&shared.pod);
-    if shared.context.store.object(&shared.key).is_some_and(still_ours) {
+    if shared
+        .context
+        .store
+        .object(&shared.key)
+        .is_some_and(still_ours)
+    {
         shared.context.store.remove(&shared.key);
     }
 }
@@ -183,7 +188,10 @@ async fn run_containers(
         shared.update(|report| {
             for container in &mut report.main {
                 let reason = "ContainerCreating".to_owned();
-                container.state = State::Waiting { reason, message: String::new() };
+                container.state = State::Waiting {
+                    reason,
+                    message: String::new(),
+                };
             }
         });
         let mains = list(&shared.pod, "/spec/containers");
@@ -218,7 +226,9 @@ async fn sidecar_started(shared: &PodShared, spec: &Value, mut stopping: contain
         revisions.mark_unchanged();
         let started = {
             let mut report = shared.report.lock().unwrap_or_else(PoisonError::into_inner);
-            report.container(name).is_some_and(|container| container.started)
+            report
+                .container(name)
+                .is_some_and(|container| container.started)
         };
         if started {
             return true;
@@ -232,15 +242,20 @@ async fn sidecar_started(shared: &PodShared, spec: &Value, mut stopping: contain
 
 /// Runs the preStop hooks of all containers at once.
 async fn pre_stop(shared: &Arc<PodShared>, sandbox: &Arc<Sandbox>) {
-    let hooks = list(&shared.pod, "/spec/containers").iter().filter_map(|spec| {
-        let hook = spec.pointer("/lifecycle/preStop")?;
-        Some((text(spec, "/name")?.to_owned(), hook.clone()))
-    });
+    let hooks = list(&shared.pod, "/spec/containers")
+        .iter()
+        .filter_map(|spec| {
+            let hook = spec.pointer("/lifecycle/preStop")?;
+            Some((text(spec, "/name")?.to_owned(), hook.clone()))
+        });
     let run = |(name, hook): (String, Value)| {
         let target = Target {
             node: sandbox.node.clone(),
             address: sandbox.addresses.first().copied(),
-            run: (shared.context.program.clone(), container::run_file(shared, &name)),
+            run: (
+                shared.context.program.clone(),
+                container::run_file(shared, &name),
+            ),
         };
         async move {
             if let Some(seconds) = number(&hook, "/sleep/seconds") {
@@ -248,8 +263,13 @@ async fn pre_stop(shared: &Arc<PodShared>, sandbox: &Arc<Sandbox>) {
             }
             // A hook is tried once and may take as long as the grace period lasts.
             let as_probe = json!({"probe": hook});
-            let Ok(Some(probe)) = Probe::read(&shared.pod, &as_probe, "probe") else { return };
-            let probe = Probe { timeout: Duration::from_secs(3600), ..probe };
+            let Ok(Some(probe)) = Probe::read(&shared.pod, &as_probe, "probe") else {
+                return;
+            };
+            let probe = Probe {
+                timeout: Duration::from_secs(3600),
+                ..probe
+            };
             if matches!(probe.action, Action::Tcp { .. }) {
                 return;
             }
@@ -283,7 +303,10 @@ async fn make_sandbox(shared: &Arc<PodShared>) -> Sandbox {
                     report.sandbox_error = Some(message.clone());
                     for container in report.init.iter_mut().chain(&mut report.main) {
                         let reason = "ContainerCreating".to_owned();
-                        container.state = State::Waiting { reason, message: message.clone() };
+                        container.state = State::Waiting {
+                            reason,
+                            message: message.clone(),
+                        };
                     }
                 });
             }
@@ -316,7 +339,9 @@ async fn remove_sandbox(shared: &Arc<PodShared>, sandbox: &Arc<Sandbox>) {
 pub(crate) fn host_addresses(shared: &PodShared) -> Vec<IpAddr> {
     let own = files::addresses(&shared.pod);
     if own.is_empty() {
-        shared.context.node_ips(text(&shared.pod, "/spec/nodeName").unwrap_or_default())
+        shared
+            .context
+            .node_ips(text(&shared.pod, "/spec/nodeName").unwrap_or_default())
     } else {
         own
     }

@@ -62,13 +62,21 @@ impl Probe {
     ///
     /// # Errors
     /// Names what is missing.
-    pub(crate) fn read(pod: &Value, container: &Value, field: &str) -> Result<Option<Self>, String> {
-        let Some(probe) = container.get(field) else { return Ok(None) };
-        let seconds = |key: &str, default: u64| {
-            Duration::from_secs(number(probe, key).unwrap_or(default))
+    pub(crate) fn read(
+        pod: &Value,
+        container: &Value,
+        field: &str,
+    ) -> Result<Option<Self>, String> {
+        let Some(probe) = container.get(field) else {
+            return Ok(None);
         };
+        let seconds =
+            |key: &str, default: u64| Duration::from_secs(number(probe, key).unwrap_or(default));
         let count = |key: &str, default: u32| {
-            number(probe, key).and_then(|value| u32::try_from(value).ok()).unwrap_or(default).max(1)
+            number(probe, key)
+                .and_then(|value| u32::try_from(value).ok())
+                .unwrap_or(default)
+                .max(1)
         };
         Ok(Some(Self {
             action: action(pod, probe).map_err(|why| format!("{field}: {why}"))?,
@@ -83,41 +91,72 @@ impl Probe {
 
 fn action(pod: &Value, probe: &Value) -> Result<Action, String> {
     if let Some(exec) = probe.get("exec") {
-        let command: Vec<_> =
-            list(exec, "/command").iter().filter_map(Value::as_str).map(str::to_owned).collect();
-        return if command.is_empty() { Err("exec.command: empty".to_owned()) } else { Ok(Action::Exec(command)) };
+        let command: Vec<_> = list(exec, "/command")
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect();
+        return if command.is_empty() {
+            Err("exec.command: empty".to_owned())
+        } else {
+            Ok(Action::Exec(command))
+        };
     }
     let host = |at: &Value| text(at, "/host").map(str::to_owned);
     if let Some(get) = probe.get("httpGet") {
         let port = port(pod, get)?;
         if text(get, "/scheme") == Some("HTTPS") {
             // The certificate would not be checked anyway: that someone listens counts.
-            return Ok(Action::Tcp { host: host(get), port });
+            return Ok(Action::Tcp {
+                host: host(get),
+                port,
+            });
         }
         let headers = list(get, "/httpHeaders").iter().filter_map(|header| {
-            Some((text(header, "/name")?.to_owned(), text(header, "/value")?.to_owned()))
+            Some((
+                text(header, "/name")?.to_owned(),
+                text(header, "/value")?.to_owned(),
+            ))
         });
         let path = text(get, "/path").unwrap_or("/");
-        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-        return Ok(Action::Http { host: host(get), port, path, headers: headers.collect() });
+        let path = if path.starts_with('/') {
+            path.to_owned()
+        } else {
+            format!("/{path}")
+        };
+        return Ok(Action::Http {
+            host: host(get),
+            port,
+            path,
+            headers: headers.collect(),
+        });
     }
     if let Some(socket) = probe.get("tcpSocket").or_else(|| probe.get("grpc")) {
-        return Ok(Action::Tcp { host: host(socket), port: port(pod, socket)? });
+        return Ok(Action::Tcp {
+            host: host(socket),
+            port: port(pod, socket)?,
+        });
     }
     Err("expected exec, httpGet, tcpSocket or grpc".to_owned())
 }
 
 fn port(pod: &Value, at: &Value) -> Result<u16, String> {
     let found = match at.get("port") {
-        Some(Value::String(wanted)) => {
-            wanted.parse().ok().or_else(|| container_port(pod, wanted, None))
-        }
+        Some(Value::String(wanted)) => wanted
+            .parse()
+            .ok()
+            .or_else(|| container_port(pod, wanted, None)),
         Some(number) => number.as_u64(),
         None => None,
     };
     found
         .and_then(|port| u16::try_from(port).ok())
-        .ok_or_else(|| format!("port: {} is no port of the pod", at.get("port").unwrap_or(&Value::Null)))
+        .ok_or_else(|| {
+            format!(
+                "port: {} is no port of the pod",
+                at.get("port").unwrap_or(&Value::Null)
+            )
+        })
 }
 
 /// Where probes are made from and to.
@@ -137,7 +176,12 @@ pub(crate) async fn attempt(probe: &Probe, target: &Target) -> Result<(), String
         match &probe.action {
             Action::Exec(command) => exec(target, command).await,
             Action::Tcp { host, port } => connect(target, host.as_deref(), *port).await.map(drop),
-            Action::Http { host, port, path, headers } => {
+            Action::Http {
+                host,
+                port,
+                path,
+                headers,
+            } => {
                 let stream = connect(target, host.as_deref(), *port).await?;
                 let authority = match (host, target.address) {
                     (Some(host), _) => format!("{host}:{port}"),
@@ -167,16 +211,29 @@ async fn exec(target: &Target, command: &[String]) -> Result<(), String> {
         .status()
         .await
         .map_err(|error| error.to_string())?;
-    if status.success() { Ok(()) } else { Err(format!("the command ended with {status}")) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("the command ended with {status}"))
+    }
 }
 
 async fn connect(target: &Target, host: Option<&str>, port: u16) -> Result<TcpStream, String> {
     let address = match host {
-        Some(host) => Some(host.parse().map_err(|_| format!("host {host:?}: expected an address"))?),
+        Some(host) => Some(
+            host.parse()
+                .map_err(|_| format!("host {host:?}: expected an address"))?,
+        ),
         None => target.address,
     };
     let address = SocketAddr::new(address.ok_or("the pod has no address")?, port);
-    let open = move || if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let open = move || {
+        if address.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }
+    };
     let node = target.node.clone();
     // A socket belongs to the namespace in which it is opened, for good.
     let socket = tokio::task::spawn_blocking(move || node.run(open))
@@ -184,7 +241,10 @@ async fn connect(target: &Target, host: Option<&str>, port: u16) -> Result<TcpSt
         .map_err(|error| error.to_string())?
         .map_err(|error| error.to_string())?
         .map_err(|error| error.to_string())?;
-    socket.connect(address).await.map_err(|error| format!("connect to {address}: {error}"))
+    socket
+        .connect(address)
+        .await
+        .map_err(|error| format!("connect to {address}: {error}"))
 }
 
 async fn get(
@@ -194,23 +254,37 @@ async fn get(
     headers: &[(String, String)],
 ) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| text(&error))?;
-    let mut request = http::Request::get(path).header("user-agent", "culvert-probe").header("accept", "*/*");
-    let own_host = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host"));
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| text(&error))?;
+    let mut request = http::Request::get(path)
+        .header("user-agent", "culvert-probe")
+        .header("accept", "*/*");
+    let own_host = headers
+        .iter()
+        .any(|(name, _)| name.eq_ignore_ascii_case("host"));
     if !own_host {
         request = request.header("host", authority);
     }
     for (name, value) in headers {
         request = request.header(name, value);
     }
-    let request = request.body(Empty::<hyper::body::Bytes>::new()).map_err(|error| text(&error))?;
+    let request = request
+        .body(Empty::<hyper::body::Bytes>::new())
+        .map_err(|error| text(&error))?;
     let exchange = async {
-        let response = sender.send_request(request).await.map_err(|error| text(&error))?;
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| text(&error))?;
         let status = response.status();
         // Read a little of the body so that the server is not reset while it writes.
         let _ = response.into_body().frame().await;
-        if status.is_success() || status.is_redirection() { Ok(()) } else { Err(format!("status {status}")) }
+        if status.is_success() || status.is_redirection() {
+            Ok(())
+        } else {
+            Err(format!("status {status}"))
+        }
     };
     tokio::select! {
         result = exchange => result,
@@ -248,16 +322,28 @@ mod tests {
     use super::*;
 
     fn read(probe: &Value) -> Result<Option<Probe>, String> {
-        let pod = json!({"spec": {"containers": [{"ports": [{"name": "web", "containerPort": 8080}]}]}});
+        let pod =
+            json!({"spec": {"containers": [{"ports": [{"name": "web", "containerPort": 8080}]}]}});
         Probe::read(&pod, &json!({"readinessProbe": probe}), "readinessProbe")
     }
 
     #[test]
     fn named_ports_and_defaults() {
-        let probe = read(&json!({"httpGet": {"port": "web", "path": "x"}})).expect("good").expect("one");
-        let Action::Http { port, path, .. } = &probe.action else { panic!("{probe:?}") };
+        let probe = read(&json!({"httpGet": {"port": "web", "path": "x"}}))
+            .expect("good")
+            .expect("one");
+        let Action::Http { port, path, .. } = &probe.action else {
+            panic!("{probe:?}")
+        };
         assert_eq!((*port, path.as_str()), (8080, "/x"));
-        assert_eq!((probe.period.as_secs(), probe.timeout.as_secs(), probe.failures), (10, 1, 3));
+        assert_eq!(
+            (
+                probe.period.as_secs(),
+                probe.timeout.as_secs(),
+                probe.failures
+            ),
+            (10, 1, 3)
+        );
     }
 
     #[test]
@@ -270,7 +356,8 @@ mod tests {
 
     #[test]
     fn thresholds() {
-        let probe = read(&json!({"tcpSocket": {"port": 1}, "failureThreshold": 2, "successThreshold": 2}));
+        let probe =
+            read(&json!({"tcpSocket": {"port": 1}, "failureThreshold": 2, "successThreshold": 2}));
         let probe = probe.expect("good").expect("one");
         let mut streak = Streak::default();
         assert_eq!(streak.take(&probe, true), None);

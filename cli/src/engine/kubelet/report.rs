@@ -65,7 +65,10 @@ impl Container {
         Self {
             name: text(container, "/name").unwrap_or_default().to_owned(),
             image: text(container, "/image").unwrap_or_default().to_owned(),
-            state: State::Waiting { reason: reason.to_owned(), message: String::new() },
+            state: State::Waiting {
+                reason: reason.to_owned(),
+                message: String::new(),
+            },
             last: None,
             restarts: 0,
             ready: false,
@@ -150,10 +153,20 @@ impl Report {
     /// A pod that has just been taken on.
     pub(crate) fn new(pod: &Value, node: Vec<IpAddr>, now: SystemTime) -> Self {
         let init = list(pod, "/spec/initContainers");
-        let waiting = if init.is_empty() { "ContainerCreating" } else { "PodInitializing" };
+        let waiting = if init.is_empty() {
+            "ContainerCreating"
+        } else {
+            "PodInitializing"
+        };
         Self {
-            init: init.iter().map(|one| Container::new(one, "PodInitializing")).collect(),
-            main: list(pod, "/spec/containers").iter().map(|one| Container::new(one, waiting)).collect(),
+            init: init
+                .iter()
+                .map(|one| Container::new(one, "PodInitializing"))
+                .collect(),
+            main: list(pod, "/spec/containers")
+                .iter()
+                .map(|one| Container::new(one, waiting))
+                .collect(),
             addresses: Vec::new(),
             node,
             since: now,
@@ -164,14 +177,21 @@ impl Report {
 
     /// A container by name.
     pub(crate) fn container(&mut self, name: &str) -> Option<&mut Container> {
-        self.init.iter_mut().chain(&mut self.main).find(|container| container.name == name)
+        self.init
+            .iter_mut()
+            .chain(&mut self.main)
+            .find(|container| container.name == name)
     }
 
     /// The pod's phase.
     pub(crate) fn phase(&self, pod: &Value) -> &'static str {
         let never = text(pod, "/spec/restartPolicy") != Some("Always");
         let ended: Vec<_> = self.main.iter().filter_map(Container::ended).collect();
-        let broken_init = self.init.iter().filter_map(Container::ended).any(|one| one.exit_code != 0);
+        let broken_init = self
+            .init
+            .iter()
+            .filter_map(Container::ended)
+            .any(|one| one.exit_code != 0);
         if text(pod, "/spec/restartPolicy") == Some("Never") && broken_init {
             return "Failed";
         }
@@ -194,7 +214,11 @@ impl Report {
         let initialized = phase == "Succeeded" || self.is_initialized(pod);
         let ready = phase == "Running" && self.main.iter().all(|container| container.ready);
         let gates = self.gates_hold(pod);
-        let reason = if phase == "Succeeded" { "PodCompleted" } else { "ContainersNotReady" };
+        let reason = if phase == "Succeeded" {
+            "PodCompleted"
+        } else {
+            "ContainersNotReady"
+        };
         let message = self.unready_message();
         let mut status = json!({
             "phase": phase,
@@ -210,15 +234,36 @@ impl Report {
         }
         if let Some(first) = self.addresses.first() {
             status["podIP"] = json!(first.to_string());
-            let all = self.addresses.iter().map(|ip| json!({"ip": ip.to_string()}));
+            let all = self
+                .addresses
+                .iter()
+                .map(|ip| json!({"ip": ip.to_string()}));
             status["podIPs"] = Value::Array(all.collect());
         }
         let conditions = [
-            ("PodReadyToStartContainers", self.sandbox_ready, "NetworkNotReady",
-             self.sandbox_error.clone().unwrap_or_default()),
-            ("Initialized", initialized, "ContainersNotInitialized", String::new()),
+            (
+                "PodReadyToStartContainers",
+                self.sandbox_ready,
+                "NetworkNotReady",
+                self.sandbox_error.clone().unwrap_or_default(),
+            ),
+            (
+                "Initialized",
+                initialized,
+                "ContainersNotInitialized",
+                String::new(),
+            ),
             ("ContainersReady", ready, reason, message.clone()),
-            ("Ready", ready && gates, if ready { "ReadinessGatesNotReady" } else { reason }, message),
+            (
+                "Ready",
+                ready && gates,
+                if ready {
+                    "ReadinessGatesNotReady"
+                } else {
+                    reason
+                },
+                message,
+            ),
         ];
         status["conditions"] = merge_conditions(pod, &conditions, now);
         status
@@ -228,7 +273,8 @@ impl Report {
         let sidecars = list(pod, "/spec/initContainers");
         self.init.iter().zip(sidecars).all(|(container, spec)| {
             let sidecar = text(spec, "/restartPolicy") == Some("Always");
-            container.ended().is_some_and(|ended| ended.exit_code == 0) || (sidecar && container.started)
+            container.ended().is_some_and(|ended| ended.exit_code == 0)
+                || (sidecar && container.started)
         })
     }
 
@@ -240,8 +286,17 @@ impl Report {
     }
 
     fn unready_message(&self) -> String {
-        let unready: Vec<_> = self.main.iter().filter(|one| !one.ready).map(|one| &one.name).collect();
-        if unready.is_empty() { String::new() } else { format!("containers with unready status: {unready:?}") }
+        let unready: Vec<_> = self
+            .main
+            .iter()
+            .filter(|one| !one.ready)
+            .map(|one| &one.name)
+            .collect();
+        if unready.is_empty() {
+            String::new()
+        } else {
+            format!("containers with unready status: {unready:?}")
+        }
     }
 }
 
@@ -251,7 +306,11 @@ fn merge_conditions(pod: &Value, ours: &[(&str, bool, &str, String)], now: Syste
     let old = |kind: &str| before.iter().find(|one| text(one, "/type") == Some(kind));
     let mut all: Vec<Value> = before
         .iter()
-        .filter(|one| !ours.iter().any(|(kind, ..)| text(one, "/type") == Some(kind)))
+        .filter(|one| {
+            !ours
+                .iter()
+                .any(|(kind, ..)| text(one, "/type") == Some(kind))
+        })
         .cloned()
         .collect();
     for (kind, holds, reason, message) in ours {
@@ -309,8 +368,13 @@ mod tests {
 
     #[test]
     fn phases() {
-        let waiting = || State::Waiting { reason: "x".to_owned(), message: String::new() };
-        let running = || State::Running { started: SystemTime::UNIX_EPOCH };
+        let waiting = || State::Waiting {
+            reason: "x".to_owned(),
+            message: String::new(),
+        };
+        let running = || State::Running {
+            started: SystemTime::UNIX_EPOCH,
+        };
         check("Always", [waiting(), waiting()], "Pending");
         check("Always", [running(), waiting()], "Running");
         check("Always", [ended(0), ended(1)], "Running");
@@ -324,7 +388,9 @@ mod tests {
         let pod = pod("Always");
         let mut report = report("Always");
         for container in &mut report.main {
-            container.state = State::Running { started: SystemTime::UNIX_EPOCH };
+            container.state = State::Running {
+                started: SystemTime::UNIX_EPOCH,
+            };
             container.ready = true;
         }
         let with = json!({"status": report.status(&pod, SystemTime::UNIX_EPOCH)});
@@ -341,7 +407,9 @@ mod tests {
         pod["spec"]["readinessGates"] = json!([{"conditionType": "example.org/go"}]);
         let mut report = report("Always");
         for container in &mut report.main {
-            container.state = State::Running { started: SystemTime::UNIX_EPOCH };
+            container.state = State::Running {
+                started: SystemTime::UNIX_EPOCH,
+            };
             container.ready = true;
         }
         let with = json!({"status": report.status(&pod, SystemTime::UNIX_EPOCH)});

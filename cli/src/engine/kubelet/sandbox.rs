@@ -48,13 +48,21 @@ enum PlaceError {
 pub(crate) async fn make(shared: &PodShared, made: &mut Option<Made>) -> Result<Sandbox, BoxError> {
     let (context, pod) = (&shared.context, &shared.pod);
     let node_name = text(pod, "/spec/nodeName").unwrap_or_default();
-    let node = context.nodes.get(node_name).ok_or_else(|| PlaceError::NoNode(node_name.to_owned()))?;
+    let node = context
+        .nodes
+        .get(node_name)
+        .ok_or_else(|| PlaceError::NoNode(node_name.to_owned()))?;
     if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
         let addresses = host_addresses(shared);
         return Ok(Sandbox {
             node: node.netns.clone(),
             netns: named_path(&context.names.node(node_name))?,
-            binds: files::write_identity(&shared.directory, pod, &addresses, &context.machine_resolv)?,
+            binds: files::write_identity(
+                &shared.directory,
+                pod,
+                &addresses,
+                &context.machine_resolv,
+            )?,
             volumes: volumes(shared, &context.store.snapshot())?,
             addresses,
             made: None,
@@ -67,11 +75,16 @@ pub(crate) async fn make(shared: &PodShared, made: &mut Option<Made>) -> Result<
             let network = plan(context, pod, node_name)?;
             let (netns, wanted) = (node.netns.clone(), network.clone());
             // Remembered before it is made: a failed try is taken away by the next.
-            *made = Some(Made { node: node_name.to_owned(), network: network.clone() });
-            tokio::task::spawn_blocking(move || attach(&netns, &wanted)).await?.inspect_err(|_| {
-                context.release(node_name, network.number);
-                *made = None;
-            })?;
+            *made = Some(Made {
+                node: node_name.to_owned(),
+                network: network.clone(),
+            });
+            tokio::task::spawn_blocking(move || attach(&netns, &wanted))
+                .await?
+                .inspect_err(|_| {
+                    context.release(node_name, network.number);
+                    *made = None;
+                })?;
             network
         }
     };
@@ -96,7 +109,15 @@ pub(crate) async fn make(shared: &PodShared, made: &mut Option<Made>) -> Result<
         return Err(error.into());
     }
     let made = made.clone();
-    Ok(Sandbox { node: node.netns.clone(), netns, addresses, binds, volumes, made, attachment })
+    Ok(Sandbox {
+        node: node.netns.clone(),
+        netns,
+        addresses,
+        binds,
+        volumes,
+        made,
+        attachment,
+    })
 }
 
 fn volumes(
@@ -110,14 +131,18 @@ fn volumes(
 fn plan(context: &Context, pod: &Value, node: &str) -> Result<PodNetwork, PlaceError> {
     let families = match annotation(pod, FAMILIES) {
         None => cluster_families(&context.store.snapshot()),
-        Some(given) => given.parse().map_err(|()| PlaceError::Families(given.to_owned()))?,
+        Some(given) => given
+            .parse()
+            .map_err(|()| PlaceError::Families(given.to_owned()))?,
     };
     let disable_ipv6 = annotation(pod, DISABLE_IPV6) == Some("true");
     let families: Families = families
         .iter()
         .filter(|family| !(disable_ipv6 && *family == crate::engine::settings::Family::V6))
         .collect();
-    let number = context.reserve(node).ok_or_else(|| PlaceError::Full(node.to_owned()))?;
+    let number = context
+        .reserve(node)
+        .ok_or_else(|| PlaceError::Full(node.to_owned()))?;
     Ok(PodNetwork {
         netns: context.names.pod(namespace(pod), name(pod), uid(pod)),
         node: node_number(node).ok_or_else(|| PlaceError::NoNode(node.to_owned()))?,
@@ -129,13 +154,19 @@ fn plan(context: &Context, pod: &Value, node: &str) -> Result<PodNetwork, PlaceE
 
 /// Takes a pod's network away.
 pub(crate) async fn unmake(context: &Context, made: &Made) {
-    let Some(node) = context.nodes.get(&made.node) else { return };
+    let Some(node) = context.nodes.get(&made.node) else {
+        return;
+    };
     let (netns, network) = (node.netns.clone(), made.network.clone());
     let done = tokio::task::spawn_blocking(move || detach(&netns, &network)).await;
     match done {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::warn!(netns = made.network.netns, error = culvert_runtime::chain(&error), "detach");
+            tracing::warn!(
+                netns = made.network.netns,
+                error = culvert_runtime::chain(&error),
+                "detach"
+            );
         }
         Err(error) => tracing::error!(%error, "detach broke"),
     }
@@ -148,6 +179,9 @@ pub(crate) async fn remove_leftovers(context: &Context, pod: &Value) {
     let netns = context.names.pod(namespace(pod), name(pod), uid(pod));
     let removed = tokio::task::spawn_blocking(move || culvert_netns::delete_named(&netns)).await;
     if let Ok(Err(error)) = removed {
-        tracing::warn!(error = culvert_runtime::chain(&error), "remove a pod's namespace");
+        tracing::warn!(
+            error = culvert_runtime::chain(&error),
+            "remove a pod's namespace"
+        );
     }
 }

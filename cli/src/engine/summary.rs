@@ -1,0 +1,220 @@
+//! Whether everything is up, and what is still missing. Pure; `up` shows it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::object::{Key, Object, is_pod_ready, is_terminating, list, number, phase, text};
+use super::world::World;
+
+/// Something that is not up yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Which object.
+    pub object: String,
+    /// What it waits for.
+    pub reason: String,
+    /// Whether only a person can help.
+    pub needs_help: bool,
+}
+
+/// Reasons of containers that do not go away by waiting.
+const HOPELESS: [&str; 2] = ["CreateContainerConfigError", "CreateContainerError"];
+/// A container that ended this often will go on ending.
+const RESTARTS_HOPELESS: u64 = 5;
+
+/// Everything that is missing.
+pub(crate) fn missing(world: &World) -> Vec<Missing> {
+    let mut all: Vec<Missing> = world
+        .of_kind("Pod")
+        .filter(|pod| !is_terminating(pod))
+        .filter_map(|pod| pod_missing(pod))
+        .collect();
+    for kind in ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"] {
+        for owner in world.of_kind(kind) {
+            // A pod that needs help speaks for its owner.
+            let spoken =
+                all.iter().any(|one| one.needs_help) && owned_needs_help(world, owner, &all);
+            if let Some(reason) = replicas_missing(owner) {
+                all.push(Missing {
+                    object: Key::of(owner).to_string(),
+                    reason,
+                    needs_help: spoken,
+                });
+            }
+        }
+    }
+    for job in world.of_kind("Job") {
+        let begun = ["active", "succeeded", "failed"]
+            .iter()
+            .any(|field| number(job, &format!("/status/{field}")).unwrap_or(0) > 0);
+        if !begun && job.pointer("/spec/suspend") != Some(&json!(true)) {
+            let reason = "no pod yet".to_owned();
+            all.push(Missing {
+                object: Key::of(job).to_string(),
+                reason,
+                needs_help: false,
+            });
+        }
+    }
+    all
+}
+
+fn owned_needs_help(world: &World, owner: &Object, missing: &[Missing]) -> bool {
+    super::controllers::template::owned(world, owner)
+        .iter()
+        .any(|pod| {
+            let name = Key::of(pod).to_string();
+            missing
+                .iter()
+                .any(|one| one.needs_help && one.object == name)
+        })
+}
+
+fn replicas_missing(owner: &Value) -> Option<String> {
+    let (wanted, ready) = if text(owner, "/kind") == Some("DaemonSet") {
+        (
+            number(owner, "/status/desiredNumberScheduled"),
+            number(owner, "/status/numberReady"),
+        )
+    } else {
+        (
+            number(owner, "/spec/replicas").or(Some(1)),
+            number(owner, "/status/readyReplicas"),
+        )
+    };
+    let seen = number(owner, "/status/observedGeneration") == number(owner, "/metadata/generation");
+    let (wanted, ready) = (wanted.unwrap_or(1), ready.unwrap_or(0));
+    (!seen || ready < wanted).then(|| format!("{ready} of {wanted} ready"))
+}
+
+fn pod_missing(pod: &Object) -> Option<Missing> {
+    let missing = |reason: String, needs_help| {
+        Some(Missing {
+            object: Key::of(pod).to_string(),
+            reason,
+            needs_help,
+        })
+    };
+    match phase(pod) {
+        "Succeeded" => return None,
+        // A Job retries; a bare pod does not.
+        "Failed" if super::object::controller_uid(pod).is_some() => return None,
+        "Failed" => return missing("failed".to_owned(), true),
+        _ if is_pod_ready(pod) => return None,
+        _ => {}
+    }
+    let scheduled = list(pod, "/status/conditions").iter().find(|one| {
+        text(one, "/type") == Some("PodScheduled") && text(one, "/status") == Some("False")
+    });
+    if let Some(condition) = scheduled {
+        let why = text(condition, "/message").unwrap_or("no node fits");
+        return missing(format!("spec.nodeSelector, spec.affinity: {why}"), true);
+    }
+    let containers = list(pod, "/status/initContainerStatuses").iter();
+    let containers = containers.chain(list(pod, "/status/containerStatuses"));
+    let mut softer = None;
+    for container in containers {
+        let name = text(container, "/name").unwrap_or_default();
+        let waiting = text(container, "/state/waiting/reason");
+        let why = text(container, "/state/waiting/message").unwrap_or_default();
+        let restarts = number(container, "/restartCount").unwrap_or(0);
+        if waiting.is_some_and(|reason| HOPELESS.contains(&reason)) {
+            return missing(format!("container {name}: {why}"), true);
+        }
+        if restarts >= RESTARTS_HOPELESS {
+            let code = container
+                .pointer("/lastState/terminated/exitCode")
+                .cloned()
+                .unwrap_or_default();
+            return missing(
+                format!("container {name}: ended {restarts} times, last with exit code {code}"),
+                true,
+            );
+        }
+        let unready = container.get("ready") != Some(&json!(true));
+        if unready && softer.is_none() {
+            let word = waiting.unwrap_or("not ready");
+            softer = Some(if why.is_empty() {
+                format!("container {name}: {word}")
+            } else {
+                format!("container {name}: {word}: {why}")
+            });
+        }
+    }
+    missing(softer.unwrap_or_else(|| "not started".to_owned()), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::engine::world::Action;
+
+    fn world(objects: &[Value]) -> World {
+        let mut world = World::default();
+        for object in objects {
+            world.apply(Action::Put(object.clone()), SystemTime::UNIX_EPOCH);
+        }
+        world
+    }
+
+    fn pod(status: &Value) -> Value {
+        json!({"kind": "Pod", "metadata": {"name": "a", "namespace": "shop"}, "status": status})
+    }
+
+    fn check(status: &Value, expect: Option<(&str, bool)>) {
+        let found = missing(&world(&[pod(status)]));
+        match expect {
+            None => assert!(found.is_empty(), "{found:?}"),
+            Some((reason, needs_help)) => {
+                assert_eq!(found.len(), 1, "{status}");
+                assert!(found[0].reason.contains(reason), "{found:?}");
+                assert_eq!(found[0].needs_help, needs_help, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn pods() {
+        check(&json!({"phase": "Succeeded"}), None);
+        check(
+            &json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}),
+            None,
+        );
+        check(&json!({"phase": "Failed"}), Some(("failed", true)));
+        check(&json!({}), Some(("not started", false)));
+        let waiting = |reason: &str| {
+            json!({"containerStatuses": [{"name": "c",
+            "state": {"waiting": {"reason": reason, "message": "why"}}}]})
+        };
+        check(&waiting("CreateContainerConfigError"), Some(("why", true)));
+        check(
+            &waiting("ContainerCreating"),
+            Some(("ContainerCreating: why", false)),
+        );
+        check(
+            &json!({"conditions": [{"type": "PodScheduled", "status": "False", "message": "full"}]}),
+            Some(("full", true)),
+        );
+    }
+
+    #[test]
+    fn owners() {
+        let deployment = |generation: u64, ready: u64| {
+            json!({"kind": "Deployment", "metadata": {"name": "d", "namespace": "shop", "generation": 2},
+                   "spec": {"replicas": 2},
+                   "status": {"observedGeneration": generation, "readyReplicas": ready}})
+        };
+        assert!(missing(&world(&[deployment(2, 2)])).is_empty());
+        assert_eq!(
+            missing(&world(&[deployment(2, 1)]))[0].reason,
+            "1 of 2 ready"
+        );
+        assert_eq!(
+            missing(&world(&[deployment(1, 2)])).len(),
+            1,
+            "the change is not seen yet"
+        );
+    }
+}
