@@ -14,11 +14,12 @@ pub enum ResourceType {
 }
 
 impl ResourceType {
-    /// All of them, in the order in which a client subscribes.
+    /// All of them, in the order in which a client subscribes: policies before
+    /// the workloads that name them.
     pub const ALL: [Self; 3] = [
-        Self::Address,
         Self::Authorization,
         Self::EgressAuthorization,
+        Self::Address,
     ];
 
     /// The name on the wire.

@@ -115,14 +115,17 @@ impl ClientSession {
     /// The first requests on a new stream: everything of each type, less what is
     /// known from earlier streams.
     pub fn connect(&self) -> Vec<DeltaDiscoveryRequest> {
-        let request =
-            |(kind, subscription): (&ResourceType, &Subscription)| DeltaDiscoveryRequest {
-                node: Some(self.node.clone()),
-                type_url: kind.url().to_owned(),
-                initial_resource_versions: subscription.known.clone(),
-                ..DeltaDiscoveryRequest::default()
-            };
-        self.subscriptions.iter().map(request).collect()
+        let known = |kind| {
+            let subscription = self.subscriptions.get(&kind);
+            subscription.map_or_else(HashMap::new, |subscription| subscription.known.clone())
+        };
+        let request = |kind: ResourceType| DeltaDiscoveryRequest {
+            node: Some(self.node.clone()),
+            type_url: kind.url().to_owned(),
+            initial_resource_versions: known(kind),
+            ..DeltaDiscoveryRequest::default()
+        };
+        ResourceType::ALL.into_iter().map(request).collect()
     }
 
     /// Takes in one response. What can be read of it counts, whatever else is

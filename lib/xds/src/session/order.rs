@@ -24,12 +24,19 @@ pub fn next_response(
     view: &ClientView,
 ) -> Option<DeltaDiscoveryResponse> {
     let addresses = ResourceType::Address.url();
-    let removals = if session.is_settled(addresses, &view.addresses) {
-        Removals::Now
-    } else {
-        Removals::Later
-    };
     for kind in POLICIES {
+        // A client subscribes to all types before it acknowledges the first:
+        // one that has not asked for workloads by then will not.
+        let are_unused = if session.is_subscribed(addresses) {
+            session.is_settled(addresses, &view.addresses)
+        } else {
+            session.is_answered(kind.url())
+        };
+        let removals = if are_unused {
+            Removals::Now
+        } else {
+            Removals::Later
+        };
         let response = session.respond(kind.url(), view.resources(kind), removals);
         if response.is_some() {
             return response;

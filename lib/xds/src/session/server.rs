@@ -131,13 +131,28 @@ impl ServerSession {
             .any(|subscription| subscription.outstanding.is_some())
     }
 
-    /// Whether the client has acknowledged all of the set, or does not want it.
+    /// Whether the client asked for the type.
+    pub fn is_subscribed(&self, type_url: &str) -> bool {
+        self.subscriptions.contains_key(type_url)
+    }
+
+    /// Whether the client has acknowledged a response of the type since it
+    /// asked, and none waits to be.
+    pub fn is_answered(&self, type_url: &str) -> bool {
+        self.subscriptions
+            .get(type_url)
+            .is_some_and(|subscription| subscription.answered && subscription.outstanding.is_none())
+    }
+
+    /// Whether the client has acknowledged all of the set.
     pub fn is_settled(&self, type_url: &str, set: &Arc<ResourceSet>) -> bool {
-        self.subscriptions.get(type_url).is_none_or(|subscription| {
-            subscription.outstanding.is_none()
-                && subscription.answered
-                && subscription.agrees_with(set)
-        })
+        self.subscriptions
+            .get(type_url)
+            .is_some_and(|subscription| {
+                subscription.outstanding.is_none()
+                    && subscription.answered
+                    && subscription.agrees_with(set)
+            })
     }
 
     /// Whether something of the set is still to be sent, apart from removals.

@@ -95,23 +95,41 @@ fn application_tunnel() -> impl Strategy<Value = ApplicationTunnel> {
         .prop_map(|(protocol, port)| ApplicationTunnel { protocol, port })
 }
 
-fn workload() -> impl Strategy<Value = Workload> {
+/// Who a workload is, and what telemetry says of it.
+fn named_workload() -> impl Strategy<Value = Workload> {
+    use WorkloadType::{CronJob, Deployment, Job, Pod};
     let who = (label(), label(), identity(), text(), text(), text());
-    let telemetry = (
-        text(),
-        text(),
-        text(),
-        select(vec![
-            WorkloadType::Deployment,
-            WorkloadType::CronJob,
-            WorkloadType::Pod,
-            WorkloadType::Job,
-        ]),
-    );
+    let types = select(vec![Deployment, CronJob, Pod, Job]);
+    (who, (text(), text(), text()), types).prop_map(|(who, telemetry, workload_type)| {
+        let (uid, name, identity, network, node, cluster) = who;
+        Workload {
+            network,
+            node,
+            // Nothing means the default here.
+            cluster_id: if cluster.is_empty() {
+                "Kubernetes".into()
+            } else {
+                cluster
+            },
+            canonical_name: telemetry.0,
+            canonical_revision: telemetry.1,
+            workload_name: telemetry.2,
+            workload_type,
+            ..Workload::new(WorkloadUid::new(uid), name, identity)
+        }
+    })
+}
+
+fn workload() -> impl Strategy<Value = Workload> {
+    let locality = (text(), text(), text()).prop_map(|(region, zone, subzone)| Locality {
+        region,
+        zone,
+        subzone,
+    });
     let places = (
         vec(address(), 0..3),
         text(),
-        (text(), text(), text()),
+        locality,
         option::of(gateway()),
         option::of(gateway()),
     );
@@ -120,36 +138,17 @@ fn workload() -> impl Strategy<Value = Workload> {
         any::<u32>(),
         option::of(application_tunnel()),
     );
-    let links = (
-        btree_map(service_name(), vec(port(), 0..3), 0..3),
-        vec(policy_name(), 0..3),
-        vec(policy_name(), 0..3),
-        vec(text(), 0..3),
-    );
-    (who, telemetry, places, flags, links).prop_map(|(who, telemetry, places, flags, links)| {
+    let policies = || vec(policy_name(), 0..3);
+    let services = btree_map(service_name(), vec(port(), 0..3), 0..3);
+    let links = (services, policies(), policies(), vec(text(), 0..3));
+    (named_workload(), places, flags, links).prop_map(|(named, places, flags, links)| {
         let [meshed, healthy, on_host, native_tunnel] = flags.0;
         Workload {
             addresses: places.0,
             hostname: places.1,
-            locality: Locality {
-                region: places.2.0,
-                zone: places.2.1,
-                subzone: places.2.2,
-            },
+            locality: places.2,
             waypoint: places.3,
             network_gateway: places.4,
-            network: who.3,
-            node: who.4,
-            // Nothing means the default here.
-            cluster_id: if who.5.is_empty() {
-                "Kubernetes".into()
-            } else {
-                who.5
-            },
-            canonical_name: telemetry.0,
-            canonical_revision: telemetry.1,
-            workload_name: telemetry.2,
-            workload_type: telemetry.3,
             tunnel_protocol: if meshed {
                 TunnelProtocol::Hbone
             } else {
@@ -172,7 +171,7 @@ fn workload() -> impl Strategy<Value = Workload> {
             authorization_policies: links.1,
             egress_policies: links.2,
             peer_sets: links.3,
-            ..Workload::new(WorkloadUid::new(who.0), who.1, who.2)
+            ..named
         }
     })
 }
