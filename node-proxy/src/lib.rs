@@ -7,9 +7,28 @@
 
 pub mod certs;
 pub mod channel;
+pub mod config;
 pub mod dns;
 pub mod document;
 pub mod fixed;
 pub mod pods;
 pub mod state;
 pub mod token;
+pub mod access_log;
+pub mod admin;
+pub mod app;
+mod baggage;
+mod connections;
+mod endpoints;
+mod fault;
+mod inbound;
+mod local;
+mod outbound;
+mod redirect;
+mod refusal;
+mod socket;
+pub mod traffic;
+mod tunnels;
+pub mod workers;
+
+pub use connections::ConnectionView;
