@@ -128,6 +128,7 @@ struct Link {
     snapshot: Snapshot,
     requests: VecDeque<DeltaDiscoveryRequest>,
     responses: VecDeque<DeltaDiscoveryResponse>,
+    once_bad: BTreeSet<String>,
 }
 
 impl Link {
@@ -140,6 +141,7 @@ impl Link {
             snapshot: Snapshot::empty(),
             requests: VecDeque::new(),
             responses: VecDeque::new(),
+            once_bad: BTreeSet::new(),
         };
         link.reconnect();
         link
@@ -154,6 +156,9 @@ impl Link {
 
     fn publish(&mut self, index: usize, state: State) {
         self.states[index] = state;
+        if matches!(state, State::Bad(_)) {
+            self.once_bad.insert(key(index));
+        }
         let there = self.there();
         let of = |kind| {
             let indices = (0..NAMES).filter(move |index| kind_of(*index) == kind);
@@ -289,9 +294,15 @@ impl Link {
         Ok(())
     }
 
-    /// The first policy that a workload names and the client does not know.
+    /// The first policy that a workload names and the client does not know. A
+    /// workload that was once unreadable does not count: an older form of it
+    /// stays, and what that names may be gone.
     fn unknown_policy(&self) -> Option<PolicyName> {
-        self.snapshot.workloads().find_map(|workload| {
+        let mut workloads = self
+            .snapshot
+            .workloads()
+            .filter(|workload| !self.once_bad.contains(workload.uid.as_str()));
+        workloads.find_map(|workload| {
             let ingress = workload.authorization_policies.iter();
             let egress = workload.egress_policies.iter();
             let unknown = ingress.filter(|name| self.snapshot.policy(name).is_none());
