@@ -6,6 +6,7 @@
 
 mod authority;
 mod metrics;
+mod roots;
 mod schedule;
 mod task;
 
@@ -21,6 +22,7 @@ use tokio::time::timeout;
 
 pub use authority::{Authority, CaClient, CaConfig, IssueError};
 pub use metrics::CertificateMetrics;
+pub use roots::follow_roots;
 pub use task::CertificateTask;
 
 /// How long a connection waits for a certificate: as long as for its record.

@@ -49,7 +49,7 @@ pub(crate) struct FieldError {
 }
 
 impl FieldError {
-    fn new(field: &'static str, problem: impl ToString) -> Self {
+    fn new(field: &'static str, problem: &dyn std::fmt::Display) -> Self {
         Self {
             field,
             problem: problem.to_string(),
@@ -152,7 +152,7 @@ impl GatewayDocument {
                 ip,
             },
             None => GatewayDestination::Hostname(
-                ServiceName::from_str(text).map_err(|e| FieldError::new("destination", e))?,
+                ServiceName::from_str(text).map_err(|e| FieldError::new("destination", &e))?,
             ),
         };
         Ok(GatewayAddress {
@@ -175,7 +175,7 @@ impl GatewayDocument {
 
 /// `network/IP`, or `network/IP/prefix length`.
 fn network_address(text: &str) -> Result<NetworkAddress, FieldError> {
-    let bad = || FieldError::new("vips", format!("{text:?} is not of the form network/IP"));
+    let bad = || FieldError::new("vips", &format!("{text:?} is not of the form network/IP"));
     let (network, rest) = text.split_once('/').ok_or_else(bad)?;
     let net = match rest.parse() {
         Ok(ip) => IpNet::new_assert(ip, if ip.is_ipv4() { 32 } else { 128 }),

@@ -3,6 +3,7 @@
 //! Readers take a pointer and decide on it without a lock. The last snapshot stays
 //! in force while discovery is away.
 
+mod discovery;
 mod workload;
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use arc_swap::ArcSwap;
 use culvert_model::{Change, Snapshot};
 use tokio::sync::watch;
 
+pub use discovery::{Discovery, DiscoveryConfig};
 pub use workload::{UnknownWorkload, workload_in};
 
 /// The current snapshot. Clones share it.

@@ -310,7 +310,7 @@ fn nets(field: &'static str, texts: &[String]) -> Result<Vec<IpNet>, FieldError>
         let net = text
             .parse()
             .or_else(|_| text.parse().map(|ip: std::net::IpAddr| ip.into()));
-        net.map_err(|_| FieldError::new(field, format!("{text:?} is not a CIDR")))
+        net.map_err(|_| FieldError::new(field, &format!("{text:?} is not a CIDR")))
     };
     texts.iter().map(parse).collect()
 }

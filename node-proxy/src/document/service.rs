@@ -169,7 +169,7 @@ impl ServiceDocument {
             ports: ports.collect(),
             subject_alt_names: identities
                 .collect::<Result<_, _>>()
-                .map_err(|e| FieldError::new("subjectAltNames", e))?,
+                .map_err(|e| FieldError::new("subjectAltNames", &e))?,
             waypoint: self
                 .waypoint
                 .as_ref()

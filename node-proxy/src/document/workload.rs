@@ -203,7 +203,7 @@ impl WorkloadDocument {
                 .iter()
                 .map(parse)
                 .collect::<Result<_, _>>()
-                .map_err(|e| FieldError::new(field, e))
+                .map_err(|e| FieldError::new(field, &e))
         };
         let LocalityDocument {
             region,
@@ -263,14 +263,14 @@ impl WorkloadDocument {
             mesh.clone()
         } else {
             let parsed = self.trust_domain.parse();
-            parsed.map_err(|e| FieldError::new("trustDomain", e))?
+            parsed.map_err(|e| FieldError::new("trustDomain", &e))?
         };
         let account = match self.service_account.as_str() {
             "" => "default",
             account => account,
         };
         Identity::new(&domain, &self.namespace, account)
-            .map_err(|e| FieldError::new("serviceAccount", e))
+            .map_err(|e| FieldError::new("serviceAccount", &e))
     }
 
     pub(super) fn of(workload: &Workload) -> Self {
@@ -347,7 +347,7 @@ fn services(
 ) -> Result<BTreeMap<ServiceName, Vec<Port>>, FieldError> {
     let mut services = BTreeMap::new();
     for (name, ports) in document {
-        let name = ServiceName::from_str(name).map_err(|e| FieldError::new("services", e))?;
+        let name = ServiceName::from_str(name).map_err(|e| FieldError::new("services", &e))?;
         let ports = ports.iter().map(|(service_port, target_port)| Port {
             service_port: *service_port,
             target_port: (*target_port != 0).then_some(*target_port),

@@ -16,15 +16,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use super::metrics::PodMetrics;
-use super::packet::{Addition, PACKET_BYTES_MAX, attach, decode};
+use super::packet::{Addition, attach, decode};
 use super::session::{Action, Generation, PodState, Session, SocketsKept, StopMode};
 use super::view::PodView;
 use link::{Link, LinkEvent};
 
 /// A failed start is tried again after this; so is giving sockets to the agent.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The agent waits 5 s for its answer, and the piece of work before may take as long.
-const WORK_DEADLINE: Duration = Duration::from_secs(2);
+/// The agent waits 5 s for its answer; a worker that is stuck is known after 2 s.
+const WORK_DEADLINE: Duration = Duration::from_secs(4);
 
 /// What serves pods: the workers, the DNS proxy, the certificates.
 pub trait Host: Send + Sync + 'static {
@@ -277,8 +277,3 @@ async fn start<H: Host>(host: &H, pod: Addition<Netns>) -> Result<SocketsKept, S
     }
     result
 }
-
-const _: () = assert!(
-    PACKET_BYTES_MAX == 1024,
-    "both sides of ZDS read 1024 bytes"
-);

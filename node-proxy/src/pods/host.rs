@@ -18,6 +18,7 @@ use super::session::{SocketsKept, StopMode};
 use super::sockets::{self, KeptSocket};
 use crate::certs::Certificates;
 use crate::dns::Dns;
+use crate::workers::Workers;
 
 /// The workers, as far as pods are concerned.
 pub trait DataPath: Send + Sync + 'static {
@@ -30,7 +31,7 @@ pub trait DataPath: Send + Sync + 'static {
 
     /// Closes a pod's listeners, and in the end its connections. Fine for a pod that is
     /// not there.
-    fn remove_pod(&self, uid: &str, mode: StopMode) -> impl Future<Output = ()> + Send;
+    fn remove_pod(&self, uid: &Arc<str>, mode: StopMode) -> impl Future<Output = ()> + Send;
 }
 
 /// What all pods of a node have in common.
@@ -208,5 +209,17 @@ impl<D: DataPath> Host for NodeHost<D> {
             Some(duplicates) => self.put(&uid, &duplicates).await,
             None => SocketsKept(false),
         }
+    }
+}
+
+impl DataPath for Arc<Workers> {
+    async fn add_pod(&self, pod: Arc<Pod>, listeners: PodListeners) -> Result<(), String> {
+        Workers::add_pod(self, pod, listeners)
+            .await
+            .map_err(|error| chain(&error))
+    }
+
+    async fn remove_pod(&self, uid: &Arc<str>, mode: StopMode) {
+        Workers::remove_pod(self, uid, mode).await;
     }
 }

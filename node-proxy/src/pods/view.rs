@@ -30,6 +30,12 @@ pub struct PodView {
 }
 
 impl PodView {
+    /// A pod that is served from the start and never changes.
+    #[must_use]
+    pub fn of_fixed(pod: &Addition<Netns>) -> Self {
+        Self::new(pod, &PodState::Up)
+    }
+
     pub(super) fn new(pod: &Addition<Netns>, state: &PodState) -> Self {
         let (state, reason) = match state {
             PodState::Up => ("Up", None),
