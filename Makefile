@@ -76,6 +76,8 @@ docs: build ## write the generated tables of docs/ anew
 	$(CARGO) test -p culvert-tests --test tidy -- --write-docs
 
 clean: ## remove what was built, and any mesh that is still up
-	-[ ! -x target/debug/culvert ] || target/debug/culvert down --all
+	-for mesh in /run/culvert/*/; do \
+		[ ! -d "$$mesh" ] || target/debug/culvert --mesh "$$(basename "$$mesh")" down; \
+	done
 	$(CARGO) clean
 	rm -rf tests/fuzz/target

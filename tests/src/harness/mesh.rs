@@ -114,7 +114,7 @@ impl Mesh {
         command
             .arg("up")
             .arg(self.manifests.path())
-            .args(["--nodes", &nodes]);
+            .args(["--nodes", &nodes, "--timeout", "220s"]);
         for value in &self.options.set {
             command.args(["--set", value]);
         }

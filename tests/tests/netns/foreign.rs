@@ -168,7 +168,7 @@ fn edits_take_effect_and_disturb_nobody(mesh: &Mesh) -> Result<()> {
 
 fn a_deleted_pod_is_replaced(mesh: &Mesh) -> Result<()> {
     let victim = mesh.ready_pods("front", "web-")?.remove(0);
-    mesh.culvert(["delete", "pod", &format!("{}.front", victim.name)], LIMIT)?
+    mesh.culvert(["delete", "pod", &victim.name, "-n", "front"], LIMIT)?
         .succeeded()?;
     wait_until("another pod", LIMIT, || {
         let pods = mesh.ready_pods("front", "web-")?;
