@@ -73,17 +73,15 @@ impl Connections {
         }
     }
 
-    pub(crate) fn count(&self) -> usize {
-        self.open.borrow().len()
-    }
-
     /// A connection is open from here until the answer is dropped.
     pub(crate) fn open(self: &Rc<Self>, facts: Facts, check: Check) -> OpenConnection {
         let id = self.next_id.replace(self.next_id.get() + 1);
         let series = self.series(&facts);
         series.open();
         let record = Rc::new(Record::new(id, facts, check, series));
-        self.metrics.totals().socket_opened(record.facts.direction.reporter());
+        self.metrics
+            .totals()
+            .socket_opened(record.facts.direction.reporter());
         self.open.borrow_mut().insert(id, Rc::clone(&record));
         if self.log.is_on() {
             self.log.record(Event::Opened, &record.fields(None));
@@ -110,7 +108,8 @@ impl Connections {
     pub(crate) fn denied(&self, facts: &Facts, denial: &Denial) {
         let reporter = facts.direction.reporter();
         let workloads = facts.subject().workloads();
-        self.metrics.denied(check::denial_labels(reporter, facts, denial), workloads);
+        self.metrics
+            .denied(check::denial_labels(reporter, facts, denial), workloads);
     }
 
     fn series(&self, facts: &Facts) -> Arc<Series> {
@@ -132,7 +131,9 @@ impl Connections {
         }
         let subject: Subject<'_> = facts.subject();
         let series = self.metrics.series(&subject);
-        cache.known.insert(key, (Arc::clone(&series), facts.clone()));
+        cache
+            .known
+            .insert(key, (Arc::clone(&series), facts.clone()));
         series
     }
 
@@ -166,12 +167,6 @@ impl Connections {
         }
     }
 
-    /// Connections of a pod that are open.
-    pub(crate) fn count_of_pod(&self, uid: &str) -> usize {
-        let open = self.open.borrow();
-        open.values().filter(|record| *record.facts.pod.uid == *uid).count()
-    }
-
     /// Logs connections that last long.
     pub(crate) fn log_lasting(&self) {
         if !self.log.is_on() {
@@ -188,7 +183,11 @@ impl Connections {
 
     /// All of them, for people.
     pub(crate) fn view(&self) -> Vec<ConnectionView> {
-        self.open.borrow().values().map(|record| ConnectionView::of(record)).collect()
+        self.open
+            .borrow()
+            .values()
+            .map(|record| ConnectionView::of(record))
+            .collect()
     }
 }
 
@@ -213,9 +212,14 @@ impl Drop for OpenConnection {
         let record = &self.record;
         self.connections.open.borrow_mut().remove(&record.id);
         record.series.close(self.end.flag);
-        self.connections.metrics.totals().socket_closed(record.facts.direction.reporter());
+        self.connections
+            .metrics
+            .totals()
+            .socket_closed(record.facts.direction.reporter());
         if self.connections.log.is_on() {
-            self.connections.log.record(Event::Closed, &record.fields(Some(&self.end)));
+            self.connections
+                .log
+                .record(Event::Closed, &record.fields(Some(&self.end)));
         }
     }
 }

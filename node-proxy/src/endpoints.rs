@@ -78,13 +78,18 @@ impl Endpoints {
 
     /// Forgets endpoints without connections.
     pub(crate) fn sweep(&self) {
-        self.outstanding.borrow_mut().retain(|_, count| count.get() > 0);
+        self.outstanding
+            .borrow_mut()
+            .retain(|_, count| count.get() > 0);
     }
 }
 
 impl Load for Endpoints {
     fn outstanding(&self, workload: &WorkloadUid) -> u32 {
-        self.outstanding.borrow().get(workload).map_or(0, |count| count.get())
+        self.outstanding
+            .borrow()
+            .get(workload)
+            .map_or(0, |count| count.get())
     }
 }
 

@@ -50,7 +50,13 @@ pub(crate) enum LegError {
 impl LegError {
     /// Whether the destination said no by policy.
     pub(crate) fn is_denial(&self) -> bool {
-        matches!(self, Self::Refused { status: 401 | 403, .. })
+        matches!(
+            self,
+            Self::Refused {
+                status: 401 | 403,
+                ..
+            }
+        )
     }
 
     /// Whether another endpoint may do better.
@@ -74,12 +80,20 @@ impl LegError {
     }
 
     pub(crate) fn category(&self) -> Category {
-        if self.is_denial() { Category::Policy } else { Category::Unavailable }
+        if self.is_denial() {
+            Category::Policy
+        } else {
+            Category::Unavailable
+        }
     }
 
     /// The id that the destination gave its refusal.
     pub(crate) fn refusal_id(&self) -> Option<u64> {
-        let Self::Refused { reason: Some(reason), .. } = self else {
+        let Self::Refused {
+            reason: Some(reason),
+            ..
+        } = self
+        else {
             return None;
         };
         let (_, id) = reason.split_once("id=")?;

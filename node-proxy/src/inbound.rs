@@ -98,7 +98,9 @@ pub(crate) fn refuse(worker: &Worker, facts: &Facts, why: &Refused) -> (StatusCo
         worker.connections.denied(facts, denial);
     }
     let text = chain(why).to_string();
-    worker.connections.failed(facts, &End::refused(why.flag(), refusal.id, text));
+    worker
+        .connections
+        .failed(facts, &End::refused(why.flag(), refusal.id, text));
     (why.status(), refusal)
 }
 
@@ -143,7 +145,11 @@ pub(crate) async fn dial_application(
     let first = if spoof { &spoofed } else { &own };
     let connected = match dial(home, &pod.netns, to, first, APPLICATION_LIMIT).await {
         Err(DialError::Socket(error)) if spoof && !error.is_exhausted() => {
-            tracing::warn!(?pod, error = chain(&error).to_string(), "client address not kept");
+            tracing::warn!(
+                ?pod,
+                error = chain(&error).to_string(),
+                "client address not kept"
+            );
             worker.shared.parts.traffic.totals().unspoofed();
             dial(home, &pod.netns, to, &own, APPLICATION_LIMIT).await?
         }

@@ -40,11 +40,18 @@ fn are_proven(worker: &Worker, source: &Pod, destination: &Pod) -> Result<(), Le
     let parts = &worker.shared.parts;
     let now = parts.clock.now();
     for pod in [source, destination] {
-        if parts.certificates.store().usable(&pod.identity, now).is_none() {
-            return Err(LegError::Certificate(crate::certs::CertificateUnavailable {
-                identity: pod.identity.clone(),
-                reason: "none is valid at the moment".into(),
-            }));
+        if parts
+            .certificates
+            .store()
+            .usable(&pod.identity, now)
+            .is_none()
+        {
+            return Err(LegError::Certificate(
+                crate::certs::CertificateUnavailable {
+                    identity: pod.identity.clone(),
+                    reason: "none is valid at the moment".into(),
+                },
+            ));
         }
     }
     Ok(())
@@ -61,7 +68,10 @@ pub(crate) async fn connect(
         // A pod that has just started gets its certificate first.
         for one in [&outbound.pod, pod] {
             let certificates = &worker.shared.parts.certificates;
-            certificates.certificate(&one.identity).await.map_err(LegError::Certificate)?;
+            certificates
+                .certificate(&one.identity)
+                .await
+                .map_err(LegError::Certificate)?;
         }
         are_proven(worker, &outbound.pod, pod)?;
     }

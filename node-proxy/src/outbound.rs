@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use culvert_hbone::relay::{self, DirectError, RelayError};
 use culvert_hbone::TunnelStream;
+use culvert_hbone::relay::{self, DirectError, RelayError};
 use culvert_runtime::chain;
 use tokio::time::Instant;
 
@@ -55,7 +55,11 @@ pub(crate) async fn serve(worker: Rc<Worker>, pod: Arc<Pod>, accepted: Accepted)
     };
     // Boxed, so that what only the set-up needs is gone while bytes flow.
     let connecting = attempt::connect(&worker, &pod, client, destination);
-    let Connected { leg, open, _outstanding } = match Box::pin(connecting).await {
+    let Connected {
+        leg,
+        open,
+        _outstanding,
+    } = match Box::pin(connecting).await {
         Ok(connected) => connected,
         Err(refusal) => return Box::pin(refusal::answer(socket, refusal)).await,
     };
@@ -95,11 +99,7 @@ async fn through_tunnel(
     }
 }
 
-async fn directly(
-    near: &mut AbortOnDrop,
-    far: &mut AbortOnDrop,
-    open: &OpenConnection,
-) -> End {
+async fn directly(near: &mut AbortOnDrop, far: &mut AbortOnDrop, open: &OpenConnection) -> End {
     let record = &*open.record;
     tokio::select! {
         biased;

@@ -28,7 +28,15 @@ const LINGER_BYTES_MAX: usize = 256 * 1024;
 
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HTTP1_METHODS: [&[u8]; 9] = [
-    b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"CONNECT ", b"OPTIONS ", b"TRACE ", b"PATCH ",
+    b"GET ",
+    b"HEAD ",
+    b"POST ",
+    b"PUT ",
+    b"DELETE ",
+    b"CONNECT ",
+    b"OPTIONS ",
+    b"TRACE ",
+    b"PATCH ",
 ];
 
 /// What the client is told.
@@ -96,7 +104,9 @@ impl Refusal {
 /// What the first bytes of a client are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
-    Http1 { head: bool },
+    Http1 {
+        head: bool,
+    },
     Http2,
     Other,
     /// Cannot be told yet.
@@ -109,7 +119,11 @@ fn opening(bytes: &[u8]) -> Opening {
         bytes[..n] == expected[..n]
     };
     if agrees(HTTP2_PREFACE) {
-        return if bytes.len() >= HTTP2_PREFACE.len() { Opening::Http2 } else { Opening::Short };
+        return if bytes.len() >= HTTP2_PREFACE.len() {
+            Opening::Http2
+        } else {
+            Opening::Short
+        };
     }
     match HTTP1_METHODS.iter().find(|method| agrees(method)) {
         Some(method) if bytes.len() >= method.len() => Opening::Http1 {

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use culvert_model::{Snapshot, WorkloadUid};
 
-pub(crate) use labels::{Labels, Security, Subject};
 pub use labels::{Flag, Reporter};
+pub(crate) use labels::{Labels, Security, Subject};
 pub use totals::Shed;
 pub(crate) use totals::Totals;
 
@@ -149,9 +149,7 @@ impl TrafficMetrics {
     /// connection adds to them.
     pub fn sweep(&self, snapshot: &Snapshot) {
         let known = |workloads: &[WorkloadUid]| {
-            workloads
-                .iter()
-                .all(|uid| snapshot.workload(uid).is_some())
+            workloads.iter().all(|uid| snapshot.workload(uid).is_some())
         };
         let mut dropped = false;
         lock(&self.inner.series).retain(|_, series| {

@@ -100,7 +100,9 @@ impl Tunnels {
     }
 
     pub(crate) fn sweep(&self) {
-        self.accepted.borrow_mut().retain(|tunnel| tunnel.strong_count() > 0);
+        self.accepted
+            .borrow_mut()
+            .retain(|tunnel| tunnel.strong_count() > 0);
         self.pool.sweep();
     }
 }

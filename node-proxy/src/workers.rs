@@ -243,7 +243,11 @@ impl Workers {
         self.shared.draining.store(true, Ordering::Release);
         let drains = (0..self.shared.senders.len()).map(|worker| async move {
             let (done, drained) = oneshot::channel();
-            if self.send(worker, Command::Drain { deadline, done }).await.is_err() {
+            if self
+                .send(worker, Command::Drain { deadline, done })
+                .await
+                .is_err()
+            {
                 return 0;
             }
             drained.await.unwrap_or(0)

@@ -58,7 +58,10 @@ impl Ingress {
 
 impl Egress {
     pub(crate) fn verdict(&self, snapshot: &Snapshot, source: &Workload) -> Verdict {
-        let workload = self.workload.as_ref().and_then(|uid| snapshot.workload(uid));
+        let workload = self
+            .workload
+            .as_ref()
+            .and_then(|uid| snapshot.workload(uid));
         authorize_egress(snapshot, source, self.destination, workload.map(|w| &**w))
     }
 }
@@ -75,10 +78,13 @@ impl Check {
             let source = workload_in(snapshot, &egress.pod)?;
             Some(egress.verdict(snapshot, source))
         });
-        [egress, ingress].into_iter().flatten().find_map(|verdict| match verdict {
-            Verdict::Deny(denial) => Some(denial),
-            Verdict::Allow { .. } => None,
-        })
+        [egress, ingress]
+            .into_iter()
+            .flatten()
+            .find_map(|verdict| match verdict {
+                Verdict::Deny(denial) => Some(denial),
+                Verdict::Allow { .. } => None,
+            })
     }
 }
 
@@ -86,7 +92,9 @@ pub(super) fn denial_labels(reporter: Reporter, facts: &Facts, denial: &Denial) 
     let unknown = || Arc::<str>::from("unknown");
     // Only identities of the snapshot: a peer must not be able to make series.
     let principal = |workload: &Option<Arc<Workload>>| {
-        workload.as_ref().map_or_else(unknown, |w| Arc::from(w.identity.uri()))
+        workload
+            .as_ref()
+            .map_or_else(unknown, |w| Arc::from(w.identity.uri()))
     };
     let destination = facts.destination.as_ref();
     DenialLabels {

@@ -115,8 +115,12 @@ async fn admit(
     };
     facts.authority = Some(target.named.unwrap_or(target.address));
     let forwarded = Forwarded::decode(incoming.headers());
-    facts.service =
-        target::service(&snapshot, workload, forwarded.host.as_deref(), target.address.port());
+    facts.service = target::service(
+        &snapshot,
+        workload,
+        forwarded.host.as_deref(),
+        target.address.port(),
+    );
     let ingress = Ingress {
         pod: Arc::clone(&peer.pod),
         source_ip: peer.client.ip(),
@@ -155,5 +159,8 @@ async fn admit(
 fn know(facts: &mut Facts, snapshot: &Snapshot, workload: &Arc<Workload>, peer: &Peer) {
     facts.destination = Some(Arc::clone(workload));
     let at_address = snapshot.workloads_at(peer.client.ip());
-    facts.source = at_address.iter().find(|one| one.identity == peer.identity).cloned();
+    facts.source = at_address
+        .iter()
+        .find(|one| one.identity == peer.identity)
+        .cloned();
 }

@@ -40,10 +40,15 @@ impl Target {
     }
 
     fn takes_proxy_header(&self) -> bool {
-        self.tunnel.is_some_and(|tunnel| tunnel.protocol == ApplicationProtocol::Proxy)
+        self.tunnel
+            .is_some_and(|tunnel| tunnel.protocol == ApplicationProtocol::Proxy)
     }
 
-    pub(super) fn proxy_header(&self, client: SocketAddr, identity: &Identity) -> Option<ProxyHeader> {
+    pub(super) fn proxy_header(
+        &self,
+        client: SocketAddr,
+        identity: &Identity,
+    ) -> Option<ProxyHeader> {
         self.takes_proxy_header().then(|| ProxyHeader {
             source: client,
             destination: self.named.unwrap_or(self.address),
@@ -100,7 +105,12 @@ fn resolve_host(
 ) -> Option<(u16, Option<SocketAddr>)> {
     let service = snapshot.service_named(name, &workload.namespace)?;
     let own = workload.services.get(&service.name);
-    let own = own.and_then(|ports| ports.iter().find(|one| one.service_port == port)?.target_port);
+    let own = own.and_then(|ports| {
+        ports
+            .iter()
+            .find(|one| one.service_port == port)?
+            .target_port
+    });
     let target = own.or_else(|| service.port(port)?.target_port);
     // A waypoint's application decides itself what to do with the port.
     let override_port = workload.application_tunnel.and_then(|tunnel| tunnel.port);
@@ -123,9 +133,14 @@ fn stands_before(snapshot: &Snapshot, workload: &Workload, ip: IpAddr) -> bool {
     let service = snapshot.service_at(ip, &workload.namespace);
     let of_service = service.is_some_and(|service| {
         service.waypoint.as_ref().is_some_and(leads_here)
-            || service.weighted_waypoints.iter().any(|one| leads_here(&one.destination))
+            || service
+                .weighted_waypoints
+                .iter()
+                .any(|one| leads_here(&one.destination))
     });
-    let of_workload = snapshot.workload_at(ip).and_then(|other| other.waypoint.as_ref());
+    let of_workload = snapshot
+        .workload_at(ip)
+        .and_then(|other| other.waypoint.as_ref());
     of_service || of_workload.is_some_and(leads_here)
 }
 

@@ -55,7 +55,12 @@ pub(crate) async fn serve(worker: Rc<Worker>, pod: Arc<Pod>, accepted: Accepted)
         local,
     });
     let counted = Rc::clone(&worker);
-    let _counted = counted.shared.parts.traffic.totals().tunnel(Reporter::Destination);
+    let _counted = counted
+        .shared
+        .parts
+        .traffic
+        .totals()
+        .tunnel(Reporter::Destination);
     if let Err(error) = streams(&worker, &peer, tunnel).await {
         tracing::debug!(%client, peer = %peer.identity, error = chain(&error), "tunnel ended");
     }
@@ -72,7 +77,12 @@ async fn authenticate(
 ) -> Option<(TlsStream<TcpStream>, Identity)> {
     let client = accepted.client;
     let failed = |fault: culvert_tls::Fault, error: String| {
-        worker.shared.parts.traffic.totals().handshake_failed(Reporter::Destination, fault);
+        worker
+            .shared
+            .parts
+            .traffic
+            .totals()
+            .handshake_failed(Reporter::Destination, fault);
         tracing::info!(?pod, %client, reason = fault.reason(), error, "tunnel refused");
     };
     let certificates = &worker.shared.parts.certificates;
@@ -94,7 +104,10 @@ async fn authenticate(
             return None;
         }
         Err(_) => {
-            failed(culvert_tls::Fault::TimedOut, "no handshake in time".to_owned());
+            failed(
+                culvert_tls::Fault::TimedOut,
+                "no handshake in time".to_owned(),
+            );
             return None;
         }
     };

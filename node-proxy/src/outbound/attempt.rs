@@ -152,9 +152,11 @@ impl Making<'_> {
                 Some(target) => self.hand_over(snapshot, &route, target).await,
                 None => self.tunnel(snapshot, &route).await,
             },
-            Route::Plain(PlainRoute { workload, service, address }) => {
-                self.plain(snapshot, address, Some(workload), service).await
-            }
+            Route::Plain(PlainRoute {
+                workload,
+                service,
+                address,
+            }) => self.plain(snapshot, address, Some(workload), service).await,
             Route::PassThrough(service) => {
                 self.plain(snapshot, self.destination, None, service).await
             }
@@ -184,7 +186,10 @@ impl Making<'_> {
         let target = Target {
             pod: self.pod,
             client_ip: self.client.ip(),
-            addresses: facts.source.as_ref().map_or(&[], |source| &source.addresses),
+            addresses: facts
+                .source
+                .as_ref()
+                .map_or(&[], |source| &source.addresses),
             route,
         };
         let head = self.head(route, facts.source.as_deref());
@@ -282,7 +287,11 @@ impl Making<'_> {
             source: None,
             mark: Some(PROXY_MARK),
         };
-        let limit = if uid.is_some() { CONNECT_LIMIT } else { PLAIN_LIMIT };
+        let limit = if uid.is_some() {
+            CONNECT_LIMIT
+        } else {
+            PLAIN_LIMIT
+        };
         let home = &self.worker.shared.home;
         match dial(home, &self.pod.netns, address, &options, limit).await {
             Ok(stream) => {

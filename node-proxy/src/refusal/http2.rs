@@ -31,8 +31,9 @@ pub(super) enum AnswerError {
 pub(super) async fn answer(socket: &mut TcpStream, refusal: &Refusal) -> Result<(), AnswerError> {
     let deadline = Instant::now() + LIMIT;
     let serving = async {
-        let mut connection =
-            h2::server::handshake(socket).await.map_err(AnswerError::Http2)?;
+        let mut connection = h2::server::handshake(socket)
+            .await
+            .map_err(AnswerError::Http2)?;
         let mut streams = 0;
         while let Some(next) = connection.accept().await {
             let (request, mut respond) = next.map_err(AnswerError::Http2)?;
@@ -52,7 +53,9 @@ pub(super) async fn answer(socket: &mut TcpStream, refusal: &Refusal) -> Result<
         }
         Ok(())
     };
-    timeout_at(deadline, serving).await.unwrap_or(Err(AnswerError::TimedOut))
+    timeout_at(deadline, serving)
+        .await
+        .unwrap_or(Err(AnswerError::TimedOut))
 }
 
 fn response<B>(request: &Request<B>, refusal: &Refusal) -> (Response<()>, Bytes) {

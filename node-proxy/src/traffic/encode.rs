@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use culvert_model::Reject;
 use culvert_tls::Fault;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabel, EncodeLabelSet, LabelSetEncoder};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabel, EncodeLabelSet, LabelSetEncoder,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 
@@ -122,7 +124,10 @@ impl EncodeLabelSet for DenialLabels {
             ("source_principal", &self.source_principal),
             ("destination_principal", &self.destination_principal),
             ("destination_workload", &self.destination_workload),
-            ("destination_workload_namespace", &self.destination_namespace),
+            (
+                "destination_workload_namespace",
+                &self.destination_namespace,
+            ),
         ] {
             (name, value).encode(encoder.encode_label())?;
         }
@@ -133,7 +138,10 @@ impl EncodeLabelSet for DenialLabels {
 fn encode_denials(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let denials: Vec<(DenialLabels, u64)> = {
         let denials = lock(&inner.denials);
-        denials.iter().map(|(labels, denial)| (labels.clone(), denial.count)).collect()
+        denials
+            .iter()
+            .map(|(labels, denial)| (labels.clone(), denial.count))
+            .collect()
     };
     let help = "Connections that a policy refused or closed";
     let mut family =
@@ -154,12 +162,21 @@ fn encode_totals(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Res
     let count = |counter: &std::sync::atomic::AtomicU64| signed(counter.load(Ordering::Relaxed));
     let sides = [Reporter::Source, Reporter::Destination];
 
-    let handshakes = Family::new("culvert_handshake_failures", "Tunnels whose handshake failed");
+    let handshakes = Family::new(
+        "culvert_handshake_failures",
+        "Tunnels whose handshake failed",
+    );
     let values = sides.into_iter().flat_map(|side| {
         let one = &totals.handshakes[side as usize];
-        Fault::ALL.into_iter().zip(one).map(move |(fault, counter)| {
-            (vec![("reporter", side.as_str()), ("reason", fault.reason())], count(counter))
-        })
+        Fault::ALL
+            .into_iter()
+            .zip(one)
+            .map(move |(fault, counter)| {
+                (
+                    vec![("reporter", side.as_str()), ("reason", fault.reason())],
+                    count(counter),
+                )
+            })
     });
     handshakes.encode_set(encoder, MetricType::Counter, values.filter(|(_, n)| *n > 0))?;
 
@@ -168,29 +185,51 @@ fn encode_totals(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Res
     let values = values.map(|(reject, n)| (vec![("reason", reject.reason())], count(n)));
     rejects.encode_set(encoder, MetricType::Counter, values)?;
 
-    let shed = Family::new("culvert_connections_shed", "Connections not taken for want of room");
+    let shed = Family::new(
+        "culvert_connections_shed",
+        "Connections not taken for want of room",
+    );
     let values = Shed::ALL.into_iter().zip(&totals.shed);
     let values = values.map(|(why, n)| (vec![("reason", why.as_str())], count(n)));
     shed.encode_set(encoder, MetricType::Counter, values)?;
 
     for (name, help, gauges) in [
-        ("istio_tcp_sockets_open", "Sockets of applications that are open", &totals.sockets),
-        ("culvert_tunnels_open", "Tunnels that are open", &totals.tunnels),
+        (
+            "istio_tcp_sockets_open",
+            "Sockets of applications that are open",
+            &totals.sockets,
+        ),
+        (
+            "culvert_tunnels_open",
+            "Tunnels that are open",
+            &totals.tunnels,
+        ),
     ] {
         let values = sides.into_iter().zip(gauges).map(|(side, gauge)| {
-            (vec![("reporter", side.as_str())], gauge.load(Ordering::Relaxed))
+            (
+                vec![("reporter", side.as_str())],
+                gauge.load(Ordering::Relaxed),
+            )
         });
         Family::new(name, help).encode_set(encoder, MetricType::Gauge, values)?;
     }
 
     for (name, help, counter) in [
-        ("culvert_endpoint_ejections", "Endpoints taken out of use", &totals.ejections),
+        (
+            "culvert_endpoint_ejections",
+            "Endpoints taken out of use",
+            &totals.ejections,
+        ),
         (
             "culvert_connections_without_client_address",
             "Inbound connections for which the client's address could not be kept",
             &totals.unspoofed,
         ),
-        ("culvert_connection_panics", "Connections that ended in a panic", &totals.panics),
+        (
+            "culvert_connection_panics",
+            "Connections that ended in a panic",
+            &totals.panics,
+        ),
     ] {
         let value = std::iter::once((Vec::new(), count(counter)));
         Family::new(name, help).encode_set(encoder, MetricType::Counter, value)?;

@@ -138,14 +138,26 @@ impl Labels {
         side(&mut labels, &SOURCE, subject.source, proven);
         let service = subject.service;
         let text = |text: Option<&Arc<str>>| known(text.map(|text| &**text));
-        labels.push(("destination_service", text(service.map(|s| &s.name.hostname))));
-        labels.push(("destination_service_namespace", text(service.map(|s| &s.name.namespace))));
-        labels.push(("destination_service_name", text(service.map(|s| &s.short_name))));
+        labels.push((
+            "destination_service",
+            text(service.map(|s| &s.name.hostname)),
+        ));
+        labels.push((
+            "destination_service_namespace",
+            text(service.map(|s| &s.name.namespace)),
+        ));
+        labels.push((
+            "destination_service_name",
+            text(service.map(|s| &s.short_name)),
+        ));
         // Our own identity is certain at the destination, proven or not.
         let proven = proven || subject.reporter == Reporter::Destination;
         side(&mut labels, &DESTINATION, subject.destination, proven);
         labels.push(("request_protocol", Arc::from("tcp")));
-        labels.push(("connection_security_policy", Arc::from(subject.security.as_str())));
+        labels.push((
+            "connection_security_policy",
+            Arc::from(subject.security.as_str()),
+        ));
         locality(&mut labels, subject);
         Self(labels.into())
     }

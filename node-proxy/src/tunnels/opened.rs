@@ -76,7 +76,11 @@ pub(crate) async fn open_stream(
     };
     let mut stale = 0;
     loop {
-        let lease = worker.tunnels.pool.lease(&key, || connect(worker, target)).await?;
+        let lease = worker
+            .tunnels
+            .pool
+            .lease(&key, || connect(worker, target))
+            .await?;
         let opened = timeout(ANSWER_LIMIT, lease.connect(head)).await;
         match opened {
             Ok(Ok((stream, _))) => return Ok(stream),
@@ -93,7 +97,9 @@ fn open_error(error: OpenError) -> LegError {
         // A server that refuses our certificate says so only after our side of
         // the handshake is over, and h2 keeps the text of the alert alone.
         OpenError::Tunnel(source)
-            if source.get_io().is_some_and(|io| io.to_string().contains("alert")) =>
+            if source
+                .get_io()
+                .is_some_and(|io| io.to_string().contains("alert")) =>
         {
             LegError::Alert(source)
         }
@@ -102,15 +108,17 @@ fn open_error(error: OpenError) -> LegError {
 }
 
 /// Opens a tunnel and starts its driver.
-async fn connect(
-    worker: &Rc<Worker>,
-    target: &Target<'_>,
-) -> Result<client::Tunnel, Rc<LegError>> {
+async fn connect(worker: &Rc<Worker>, target: &Target<'_>) -> Result<client::Tunnel, Rc<LegError>> {
     let stream = match authenticate(worker, target).await {
         Ok(stream) => stream,
         Err(error) => {
             if let LegError::Handshake(fault, _) = &error {
-                worker.shared.parts.traffic.totals().handshake_failed(Reporter::Source, *fault);
+                worker
+                    .shared
+                    .parts
+                    .traffic
+                    .totals()
+                    .handshake_failed(Reporter::Source, *fault);
             }
             return Err(Rc::new(error));
         }
@@ -118,13 +126,12 @@ async fn connect(
     let mut settings = Settings::client();
     settings.streams_max = worker.shared.config.tunnel_streams_max;
     let windows = worker.windows.grant(settings.streams_max);
-    let (tunnel, driver) = match timeout(HANDSHAKE_LIMIT, client::start(stream, &settings, windows))
-        .await
-    {
-        Ok(Ok(started)) => started,
-        Ok(Err(error)) => return Err(Rc::new(LegError::Http2(error))),
-        Err(_) => return Err(Rc::new(LegError::AnswerTimedOut)),
-    };
+    let (tunnel, driver) =
+        match timeout(HANDSHAKE_LIMIT, client::start(stream, &settings, windows)).await {
+            Ok(Ok(started)) => started,
+            Ok(Err(error)) => return Err(Rc::new(LegError::Http2(error))),
+            Err(_) => return Err(Rc::new(LegError::AnswerTimedOut)),
+        };
     let uid = target.route.workload.uid.clone();
     let watched = watch(Rc::clone(worker), driver, uid);
     let spawned = worker.tunnel_tracker.spawn_local(watched);
@@ -133,7 +140,12 @@ async fn connect(
 }
 
 async fn watch(worker: Rc<Worker>, driver: client::Driver<TlsStream<TcpStream>>, uid: WorkloadUid) {
-    let _counted = worker.shared.parts.traffic.totals().tunnel(Reporter::Source);
+    let _counted = worker
+        .shared
+        .parts
+        .traffic
+        .totals()
+        .tunnel(Reporter::Source);
     match driver.await {
         Ok(()) => {}
         Err(error @ TunnelError::Unresponsive) => {
@@ -146,7 +158,6 @@ async fn watch(worker: Rc<Worker>, driver: client::Driver<TlsStream<TcpStream>>,
         }
     }
 }
-
 
 async fn authenticate(
     worker: &Rc<Worker>,
@@ -169,8 +180,9 @@ async fn authenticate(
     prepare(&stream);
     // No name is sent; the verifier looks at the identity alone.
     let name = ServerName::IpAddress(address.ip().into());
-    let connecting = TlsConnector::from(config)
-        .connect_with(name, stream, |tls| tls.set_buffer_limit(Some(TLS_BUFFER_BYTES)));
+    let connecting = TlsConnector::from(config).connect_with(name, stream, |tls| {
+        tls.set_buffer_limit(Some(TLS_BUFFER_BYTES))
+    });
     let tls = match timeout(HANDSHAKE_LIMIT, connecting).await {
         Ok(Ok(tls)) => tls,
         Ok(Err(error)) => return Err(LegError::Handshake(classify_io(&error), error)),

@@ -36,9 +36,15 @@ impl Loads {
         }
         let load = |worker: usize| self.0[worker].0.load(Ordering::Relaxed);
         let own = load(here);
-        let other = (0..self.0.len()).min_by_key(|worker| load(*worker)).unwrap_or(here);
+        let other = (0..self.0.len())
+            .min_by_key(|worker| load(*worker))
+            .unwrap_or(here);
         let least = load(other);
-        if own >= least + ADVANTAGE_MIN + least / 4 { other } else { here }
+        if own >= least + ADVANTAGE_MIN + least / 4 {
+            other
+        } else {
+            here
+        }
     }
 }
 

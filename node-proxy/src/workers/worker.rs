@@ -19,8 +19,8 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
-use super::command::{Command, Dealt, Entry};
 use super::Shared;
+use super::command::{Command, Dealt, Entry};
 use crate::access_log::LogBuffer;
 use crate::connections::{CloseReason, Connections};
 use crate::endpoints::Endpoints;
@@ -83,7 +83,11 @@ impl Worker {
 
     /// A number below `end`, each with the same probability; 0 for no range.
     pub(crate) fn random_below(&self, end: u32) -> u32 {
-        if end == 0 { 0 } else { self.rng.borrow_mut().random_range(0..end) }
+        if end == 0 {
+            0
+        } else {
+            self.rng.borrow_mut().random_range(0..end)
+        }
     }
 
     pub(crate) fn random_id(&self) -> u64 {
@@ -92,12 +96,24 @@ impl Worker {
 
     pub(crate) fn random_trace(&self) -> (u128, u64) {
         let mut rng = self.rng.borrow_mut();
-        (rng.random_range(1..u128::MAX), rng.random_range(1..u64::MAX))
+        (
+            rng.random_range(1..u128::MAX),
+            rng.random_range(1..u64::MAX),
+        )
     }
 
     /// Serves an accepted connection on this worker.
-    pub(crate) fn serve(self: &Rc<Self>, pod: Arc<Pod>, entry: Entry, accepted: redirect::Accepted) {
-        let tracker = if entry == Entry::Tunnel { &self.tunnel_tracker } else { &self.tracker };
+    pub(crate) fn serve(
+        self: &Rc<Self>,
+        pod: Arc<Pod>,
+        entry: Entry,
+        accepted: redirect::Accepted,
+    ) {
+        let tracker = if entry == Entry::Tunnel {
+            &self.tunnel_tracker
+        } else {
+            &self.tracker
+        };
         let Ok(permit) = tracker.try_reserve() else {
             self.shared.parts.traffic.totals().shed(Shed::Connections);
             accepted.abort();
@@ -137,7 +153,9 @@ impl Worker {
     fn add(self: &Rc<Self>, pod: &Arc<Pod>, listeners: PodListeners) {
         match redirect::start(self, pod, listeners) {
             Ok(serving) => {
-                self.serving.borrow_mut().insert(Arc::clone(&pod.uid), serving);
+                self.serving
+                    .borrow_mut()
+                    .insert(Arc::clone(&pod.uid), serving);
             }
             Err(error) => {
                 tracing::error!(?pod, %error, "the pod's listeners cannot be accepted on");
@@ -155,7 +173,12 @@ impl Worker {
     }
 
     fn receive(self: &Rc<Self>, dealt: Dealt) {
-        let Dealt { pod, entry, stream, client } = dealt;
+        let Dealt {
+            pod,
+            entry,
+            stream,
+            client,
+        } = dealt;
         match TcpStream::from_std(stream) {
             Ok(stream) => self.serve(pod, entry, redirect::Accepted { stream, client }),
             Err(error) => tracing::warn!(%error, "a dealt connection cannot be polled"),
@@ -185,7 +208,10 @@ impl Worker {
             self.shared.parts.traffic.totals().panicked();
         }
         if self.index == 0 {
-            self.shared.parts.traffic.sweep(&self.shared.parts.state.snapshot());
+            self.shared
+                .parts
+                .traffic
+                .sweep(&self.shared.parts.state.snapshot());
         }
         if self.spare.borrow().is_none() {
             *self.spare.borrow_mut() = open_spare();
@@ -240,7 +266,11 @@ async fn obey(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
         };
         let Some(command) = command else { return };
         match command {
-            Command::Add { pod, listeners, done } => {
+            Command::Add {
+                pod,
+                listeners,
+                done,
+            } => {
                 worker.add(&pod, listeners);
                 let _ = done.send(());
             }

@@ -77,7 +77,11 @@ impl Log {
 
     pub(crate) async fn wait_for(&self, what: &str) -> String {
         wait(&format!("{what:?} in the access log"), || {
-            self.text().lines().rev().find(|line| line.contains(what)).map(str::to_owned)
+            self.text()
+                .lines()
+                .rev()
+                .find(|line| line.contains(what))
+                .map(str::to_owned)
         })
         .await
     }
@@ -147,7 +151,10 @@ impl Node {
             workload: uid(account),
             netns,
         };
-        self.workers.add_pod(pod, listeners).await.expect("worker answers");
+        self.workers
+            .add_pod(pod, listeners)
+            .await
+            .expect("worker answers");
     }
 
     pub(crate) fn exposition(&self) -> String {
@@ -161,7 +168,9 @@ impl Node {
             let name = line.split(['{', ' ']).next();
             name == Some(family) && labels.iter().all(|label| line.contains(label))
         });
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+        lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum::<f64>() as u64
     }
 
     pub(crate) async fn wait_sum(&self, family: &str, labels: &[&str], at_least: u64) {
@@ -179,7 +188,10 @@ pub(crate) async fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         if let Some(found) = look() {
             return found;
         }
-        assert!(tokio::time::Instant::now() < deadline, "not within {SOON:?}: {what}");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "not within {SOON:?}: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -219,7 +231,9 @@ pub(crate) fn workload(account: &str, address: IpAddr, services: &[(&str, u16, u
     workload.workload_name = account.into();
     workload.canonical_name = account.into();
     for (name, service_port, target_port) in services {
-        workload.services.insert(service_name(name), vec![port(*service_port, *target_port)]);
+        workload
+            .services
+            .insert(service_name(name), vec![port(*service_port, *target_port)]);
     }
     workload
 }
@@ -249,7 +263,11 @@ pub(crate) fn policies(policies: impl IntoIterator<Item = Policy>) -> Vec<Change
 
 /// Connects from one address to another.
 pub(crate) async fn connect(from: IpAddr, to: SocketAddr) -> TcpStream {
-    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = if to.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    };
     let socket = socket.expect("socket");
     socket.set_reuseaddr(true).expect("reuse");
     socket.bind(SocketAddr::new(from, 0)).expect("bind");
@@ -292,6 +310,8 @@ pub(crate) async fn exchange(stream: &mut TcpStream, text: &str) -> std::io::Res
 
 /// Runs a test body on a LocalSet with the real clock.
 pub(crate) fn run<F: Future<Output = ()>>(body: F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     tokio::task::LocalSet::new().block_on(&runtime.expect("runtime"), body);
 }
