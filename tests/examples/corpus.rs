@@ -116,28 +116,35 @@ fn extension(name: &str, message: &impl Message) -> Extension {
     }
 }
 
-fn addresses(root: &Path) -> Result<()> {
-    let port = |service_port, target_port| Port {
+const HOST: &str = "cart.shop.svc.cluster.local";
+
+fn port(service_port: u32, target_port: u32) -> Port {
+    Port {
         service_port,
         target_port,
         ..Port::default()
-    };
-    let host = "cart.shop.svc.cluster.local";
+    }
+}
+
+fn waypoint() -> GatewayAddress {
     let destination = gateway_address::Destination::Hostname(NamespacedHostname {
         namespace: "shop".into(),
         hostname: "waypoint.shop.svc.cluster.local".into(),
     });
-    let waypoint = GatewayAddress {
+    GatewayAddress {
         hbone_mtls_port: 15008,
         destination: Some(destination),
-    };
+    }
+}
+
+fn workload() -> Workload {
     let sets = PeerSets {
         names: vec!["shop/clients".into()],
     };
     let egress = EgressPolicies {
         names: vec!["shop/out".into()],
     };
-    let workload = Workload {
+    Workload {
         uid: "Kubernetes//Pod/shop/cart".into(),
         name: "cart".into(),
         namespace: "shop".into(),
@@ -148,7 +155,7 @@ fn addresses(root: &Path) -> Result<()> {
         node: "node-1".into(),
         authorization_policies: vec!["shop/only-client".into()],
         services: [(
-            format!("shop/{host}"),
+            format!("shop/{HOST}"),
             PortList {
                 ports: vec![port(80, 8080)],
             },
@@ -159,37 +166,46 @@ fn addresses(root: &Path) -> Result<()> {
             zone: "z".into(),
             subzone: String::new(),
         }),
-        waypoint: Some(waypoint.clone()),
+        waypoint: Some(waypoint()),
         extensions: vec![
             extension(names::PEER_SETS, &sets),
             extension(names::EGRESS_POLICIES, &egress),
         ],
         ..Workload::default()
+    }
+}
+
+fn service() -> Service {
+    let vip = NetworkAddress {
+        address: vec![10, 96, 0, 7],
+        ..NetworkAddress::default()
     };
-    let service = Service {
+    Service {
         name: "cart".into(),
         namespace: "shop".into(),
-        hostname: host.into(),
-        addresses: vec![NetworkAddress {
-            address: vec![10, 96, 0, 7].into(),
-            ..NetworkAddress::default()
-        }],
+        hostname: HOST.into(),
+        addresses: vec![vip],
         ports: vec![port(80, 8080), port(81, 0)],
         load_balancing: Some(LoadBalancing {
             routing_preference: vec![4, 2],
             mode: 2,
             health_policy: 0,
         }),
-        waypoint: Some(waypoint),
+        waypoint: Some(waypoint()),
         canonical: true,
         ..Service::default()
+    }
+}
+
+fn addresses(root: &Path) -> Result<()> {
+    let bad_address = Workload {
+        addresses: vec![vec![1, 2, 3].into()],
+        ..workload()
     };
-    let mut bad_address = workload.clone();
-    bad_address.addresses = vec![vec![1, 2, 3].into()];
     for (name, kind) in [
-        ("workload", address::Type::Workload(workload)),
+        ("workload", address::Type::Workload(workload())),
         ("bad-address", address::Type::Workload(bad_address)),
-        ("service", address::Type::Service(service)),
+        ("service", address::Type::Service(service())),
     ] {
         seed(
             root,
@@ -229,7 +245,7 @@ fn authorizations(root: &Path) -> Result<()> {
             text(MatchType::Suffix("op".into())),
         ],
         source_ips: vec![security::Address {
-            address: vec![10, 0, 0, 0].into(),
+            address: vec![10, 0, 0, 0],
             length: 8,
         }],
         destination_ports: vec![80, 443],

@@ -169,10 +169,29 @@ fn pem_files(directory: &std::path::Path) -> Result<Vec<String>> {
         if path.is_dir() {
             texts.extend(pem_files(&path)?);
         } else if let Ok(text) = std::fs::read_to_string(&path) {
-            texts.push(text);
+            match serde_json::from_str(&text) {
+                Ok(document) => collect_texts(&document, &mut texts),
+                Err(_) => texts.push(text),
+            }
         }
     }
     Ok(texts)
+}
+
+/// Every text of a JSON document: PEM in it has its line breaks back then.
+fn collect_texts(document: &serde_json::Value, texts: &mut Vec<String>) {
+    match document {
+        serde_json::Value::String(text) => texts.push(text.clone()),
+        serde_json::Value::Array(items) => {
+            items.iter().for_each(|item| collect_texts(item, texts));
+        }
+        serde_json::Value::Object(fields) => {
+            fields
+                .values()
+                .for_each(|field| collect_texts(field, texts));
+        }
+        _ => {}
+    }
 }
 
 /// Every certificate with every key: which belong together shows on reading.
