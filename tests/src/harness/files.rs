@@ -30,11 +30,20 @@ impl Manifests {
     /// # Errors
     /// When a file cannot be read or written.
     pub fn fixture(name: &str) -> Result<Self> {
+        Self::copy_of(
+            &Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("fixtures")
+                .join(name),
+        )
+    }
+
+    /// A copy of any directory; what is not YAML goes to the scratch space.
+    ///
+    /// # Errors
+    /// When a file cannot be read or written.
+    pub fn copy_of(from: &Path) -> Result<Self> {
         let manifests = Self::empty()?;
-        let from = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("fixtures")
-            .join(name);
-        let entries = fs::read_dir(&from).with_context(|| from.display().to_string())?;
+        let entries = fs::read_dir(from).with_context(|| from.display().to_string())?;
         for entry in entries {
             let path = entry?.path();
             let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
