@@ -1,5 +1,6 @@
 //! Static configuration, from `CULVERT_*` variables.
 
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -196,7 +197,11 @@ pub enum PodSource {
 
 impl Config {
     /// An environment as typed by the user, with the variables of this program.
-    pub fn raw(environment: std::env::VarsOs) -> RawConfig {
+    pub fn raw<N, V>(environment: impl IntoIterator<Item = (N, V)>) -> RawConfig
+    where
+        N: Into<OsString>,
+        V: Into<OsString>,
+    {
         RawConfig::read(&[PROCESS, VARIABLES], environment)
     }
 
@@ -357,8 +362,7 @@ mod tests {
     use super::*;
 
     fn read(environment: &[(&str, &str)]) -> Result<Config, String> {
-        let environment = environment.iter().copied();
-        let mut raw = RawConfig::read(&[PROCESS, VARIABLES], environment);
+        let mut raw = Config::raw(environment.iter().copied());
         let config = Config::read(&mut raw);
         raw.finish(|| config).map_err(|error| error.to_string())
     }

@@ -154,7 +154,8 @@ impl DnsThread {
                 command = self.commands.recv() => command,
             };
             match command {
-                None => return,
+                // Nobody brings or takes pods any more; those that are here stay.
+                None => return drain.stopped().await,
                 Some(Command::Add(pod, sockets, answer)) => {
                     let uid = pod.uid.clone();
                     if let Some(before) = pods.remove(&uid) {

@@ -251,7 +251,10 @@ fn keep_sockets(directory: &std::path::Path) -> Kept {
             while let Ok(Some(packet)) = connection.receive(1024) {
                 let request = keeper::Request::decode(&*packet.bytes).expect("request");
                 let mut kept = own.lock().expect("lock");
-                let mut answer = keeper::Answer { ok: true, ..Default::default() };
+                let mut answer = keeper::Answer {
+                    ok: true,
+                    ..Default::default()
+                };
                 let mut fds = Vec::new();
                 match request.payload.expect("payload") {
                     keeper::request::Payload::Put(put) => {
