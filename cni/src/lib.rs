@@ -5,5 +5,7 @@
 //! machine; everything else here carries out what it decides. Neither ever sees a
 //! private key, and neither runs another program.
 
+pub mod pods;
 pub mod redirect;
 pub mod rules;
+pub mod state;

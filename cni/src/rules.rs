@@ -21,6 +21,7 @@ use culvert_nft::{
     TableId,
 };
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 mod nat;
 
@@ -107,7 +108,7 @@ pub struct Circumstances {
 }
 
 /// A TCP connection as the pod's socket has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Connection {
     /// The pod's end.
     pub local: SocketAddr,
