@@ -58,7 +58,7 @@ fn dispatch(arguments: Arguments, environment: Environment) -> Result<ExitCode> 
             println!("culvert {}", env!("CARGO_PKG_VERSION"));
             Ok(ExitCode::SUCCESS)
         }
-        Command::Engine => serving(engine::run(state)),
+        Command::Engine { directory } => serving(engine::run(StateDir::at(&directory)?)),
         Command::Dns(args) => {
             let listen = vec![(CONTROL_V4, 53).into(), (CONTROL_V6, 53).into()];
             serving(dns::run(dns::DnsOptions {

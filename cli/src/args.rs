@@ -63,7 +63,10 @@ pub enum Command {
     Version,
     /// The background process behind `up`
     #[command(hide = true)]
-    Engine,
+    Engine {
+        /// The state directory of the mesh
+        directory: PathBuf,
+    },
     /// The DNS server behind `up`
     #[command(hide = true)]
     Dns(Dns),

@@ -43,6 +43,17 @@ impl StateDir {
         })
     }
 
+    /// The directory of a mesh by its path.
+    ///
+    /// # Errors
+    /// When its last part is no name of a mesh.
+    pub fn at(path: &Path) -> Result<Self, MeshNameError> {
+        let mesh = path
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        Self::new(path.parent().unwrap_or(path), &mesh.unwrap_or_default())
+    }
+
     /// Name of the mesh.
     #[must_use]
     pub fn mesh(&self) -> &str {

@@ -97,31 +97,8 @@ fn living(state: &StateDir, inodes: &BTreeSet<u64>) -> BTreeSet<i32> {
             .filter(|engine| engine.is_alive())
             .map(|one| one.pid),
     );
-    all.extend(engines(state));
     all.remove(&own);
     all
-}
-
-/// Engines of the mesh by their arguments: also one whose pid file is gone.
-fn engines(state: &StateDir) -> Vec<i32> {
-    let root = state
-        .root()
-        .parent()
-        .map(|root| root.display().to_string())
-        .unwrap_or_default();
-    let is_engine = |pid: &i32| {
-        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let words: Vec<_> = words
-            .split(|byte| *byte == 0)
-            .map(String::from_utf8_lossy)
-            .collect();
-        let follows =
-            |key: &str, value: &str| words.windows(2).any(|two| two[0] == key && two[1] == value);
-        words.iter().any(|word| word == "engine")
-            && follows("--mesh", state.mesh())
-            && follows("--state-root", &root)
-    };
-    processes::all().into_iter().filter(is_engine).collect()
 }
 
 /// Takes everything away; answers with what was there.

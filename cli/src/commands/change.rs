@@ -10,7 +10,7 @@ use super::names;
 use crate::args::{Delete, Scale};
 use crate::client::Client;
 use crate::engine::api;
-use crate::engine::object::{is_cluster_scoped, name, uid};
+use crate::engine::object::{name, uid};
 use crate::output::print;
 use crate::state::StateDir;
 
@@ -28,13 +28,9 @@ pub(crate) async fn delete(args: &Delete, state: &StateDir) -> Result<ExitCode> 
         let Some(object) = object else {
             bail!("expected the name of a {kind}")
         };
-        let namespace = if is_cluster_scoped(&kind) {
-            ""
-        } else {
-            &args.namespace
-        };
+        let (object, namespace) = names::place(&client, &kind, &object, &args.namespace).await?;
         let answer = client
-            .delete((&kind, namespace, &object), args.grace_period)
+            .delete((&kind, &namespace, &object), args.grace_period)
             .await?;
         print(format!("{} {object} deleted\n", kind.to_lowercase()));
         if kind == "Pod" {
@@ -50,7 +46,7 @@ pub(crate) async fn delete(args: &Delete, state: &StateDir) -> Result<ExitCode> 
     let limit = GONE_TIMEOUT + Duration::from_secs(args.grace_period.unwrap_or(30));
     let deadline = Instant::now() + limit;
     loop {
-        let pods = client.objects("Pod", Some(&args.namespace)).await?;
+        let pods = client.objects("Pod", None).await?;
         let left = gone
             .iter()
             .find(|(wanted, id)| pods.iter().any(|pod| name(pod) == wanted && uid(pod) == id));
@@ -71,9 +67,10 @@ pub(crate) async fn scale(args: &Scale, state: &StateDir) -> Result<ExitCode> {
         let Some(object) = object else {
             bail!("expected the name of a {kind}")
         };
+        let (object, namespace) = names::place(&client, &kind, &object, &args.namespace).await?;
         let scale = api::Scale {
             kind: kind.clone(),
-            namespace: args.namespace.clone(),
+            namespace,
             name: object.clone(),
             replicas: args.replicas,
         };

@@ -19,16 +19,21 @@ pub(crate) async fn run(args: &Get, state: &StateDir) -> Result<ExitCode> {
     let single = wanted.len() == 1 && wanted[0].1.is_some();
     let mut groups: Vec<(String, Vec<Value>)> = Vec::new();
     let mut missing = Vec::new();
-    for (kind, wanted_name) in wanted {
+    for (kind, typed) in wanted {
         let everywhere = args.scope.all_namespaces || is_cluster_scoped(&kind);
-        let namespace = (!everywhere).then_some(args.scope.namespace.as_str());
+        let mut space = args.scope.namespace.clone();
+        let mut wanted_name = typed;
+        if let Some(typed) = wanted_name.take() {
+            let (found, place) = names::place(&client, &kind, &typed, &space).await?;
+            (wanted_name, space) = (Some(found), place);
+        }
+        let namespace = (!everywhere).then_some(space.as_str());
         let mut objects = client.objects(&kind, namespace).await?;
         if let Some(wanted) = &wanted_name {
             objects.retain(|object| name(object) == wanted);
             if objects.is_empty() {
                 missing.push(format!(
-                    "{kind} {wanted:?} not found in namespace {:?}",
-                    args.scope.namespace
+                    "{kind} {wanted:?} not found in namespace {space:?}"
                 ));
             }
         }

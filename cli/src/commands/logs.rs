@@ -36,11 +36,13 @@ pub(crate) async fn run(args: &Logs, state: &StateDir) -> Result<ExitCode> {
         }
     }
     let mut place = show(&file, args.tail)?;
-    while args.follow {
+    if !args.follow {
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
         tokio::time::sleep(LOOK).await;
         place = show_more(&file, place)?;
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Log of a program of the mesh: `engine`, `dns`, `ca`, `node-proxy/node-1`, ...

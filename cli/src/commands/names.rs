@@ -73,6 +73,26 @@ pub(crate) fn what(words: &[String], present: &[String]) -> Result<Vec<(String, 
     Ok(all)
 }
 
+/// A name and its namespace: `NAME.NAMESPACE` where no object of that whole name is
+/// in the given namespace.
+pub(crate) async fn place(
+    client: &Client,
+    kind: &str,
+    typed: &str,
+    given: &str,
+) -> Result<(String, String)> {
+    if crate::engine::object::is_cluster_scoped(kind) {
+        return Ok((typed.to_owned(), String::new()));
+    }
+    if let Some((wanted, space)) = typed.rsplit_once('.') {
+        let whole = client.objects(kind, Some(given)).await?;
+        if !whole.iter().any(|object| name(object) == typed) {
+            return Ok((wanted.to_owned(), space.to_owned()));
+        }
+    }
+    Ok((typed.to_owned(), given.to_owned()))
+}
+
 /// A pod as a person names it: `POD`, `POD.NAMESPACE`, `pod/POD`, or `KIND/NAME` for
 /// one of the pods of an owner or a Service.
 pub(crate) async fn pod(client: &Client, typed: &str, given: Option<&str>) -> Result<Value> {

@@ -37,9 +37,21 @@ pub(crate) fn table(kind: &str, objects: &[Value], all_namespaces: bool, wide: b
     table
 }
 
+/// Every table ends in the age, or has it where kubectl has it.
+const AGE: Column = ("AGE", false, |object| age(object));
+
 fn columns(kind: &str) -> Vec<Column> {
-    const AGE: Column = ("AGE", false, |object| age(object));
-    match kind {
+    workload_columns(kind)
+        .or_else(|| network_columns(kind))
+        .or_else(|| policy_columns(kind))
+        .unwrap_or_else(|| other_columns(kind))
+}
+
+fn workload_columns(kind: &str) -> Option<Vec<Column>> {
+    const READY: Column = ("READY", false, |one| {
+        ratio(one, "/status/readyReplicas", "/spec/replicas")
+    });
+    Some(match kind {
         "Pod" => vec![
             ("READY", false, pod_ready),
             ("STATUS", false, pod_status),
@@ -50,9 +62,7 @@ fn columns(kind: &str) -> Vec<Column> {
             ("ENROLLED", true, |pod| yes_no(is_enrolled(pod))),
         ],
         "Deployment" | "ReplicaSet" => vec![
-            ("READY", false, |one| {
-                ratio(one, "/status/readyReplicas", "/spec/replicas")
-            }),
+            READY,
             ("UP-TO-DATE", false, |one| {
                 count(one, "/status/updatedReplicas")
             }),
@@ -61,14 +71,7 @@ fn columns(kind: &str) -> Vec<Column> {
             }),
             AGE,
         ],
-        "StatefulSet" => {
-            vec![
-                ("READY", false, |one| {
-                    ratio(one, "/status/readyReplicas", "/spec/replicas")
-                }),
-                AGE,
-            ]
-        }
+        "StatefulSet" => vec![READY, AGE],
         "DaemonSet" => vec![
             ("DESIRED", false, |one| {
                 count(one, "/status/desiredNumberScheduled")
@@ -84,15 +87,15 @@ fn columns(kind: &str) -> Vec<Column> {
         ],
         "Job" => vec![
             ("STATUS", false, job_status),
-            ("COMPLETIONS", false, |one| {
-                format!(
-                    "{}/{}",
-                    count(one, "/status/succeeded"),
-                    number(one, "/spec/completions").unwrap_or(1)
-                )
-            }),
+            ("COMPLETIONS", false, completions),
             AGE,
         ],
+        _ => return None,
+    })
+}
+
+fn network_columns(kind: &str) -> Option<Vec<Column>> {
+    Some(match kind {
         "Service" => vec![
             ("TYPE", false, |one| at(one, "/spec/type")),
             ("CLUSTER-IP", false, |one| joined(one, "/spec/clusterIPs")),
@@ -110,44 +113,61 @@ fn columns(kind: &str) -> Vec<Column> {
         "Node" => vec![
             ("STATUS", false, node_status),
             AGE,
-            ("INTERNAL-IP", true, |node| node_address(node)),
+            ("INTERNAL-IP", true, node_address),
             ("POD-CIDR", true, |node| joined(node, "/spec/podCIDRs")),
             ("LABELS", true, |node| pairs(node, "/metadata/labels")),
         ],
+        _ => return None,
+    })
+}
+
+fn policy_columns(kind: &str) -> Option<Vec<Column>> {
+    const ACCEPTED: Column = ("ACCEPTED", false, accepted);
+    const REASON: Column = ("REASON", false, accepted_reason);
+    Some(match kind {
+        "AuthorizationPolicy" => vec![("ACTION", false, action), ACCEPTED, REASON, AGE],
+        "PeerAuthentication" => {
+            vec![
+                ("MODE", false, |one| at(one, "/spec/mtls/mode")),
+                ACCEPTED,
+                REASON,
+                AGE,
+            ]
+        }
+        "NetworkPolicy" => vec![
+            ("POD-SELECTOR", false, |one| {
+                pairs(one, "/spec/podSelector/matchLabels")
+            }),
+            AGE,
+            ("ACCEPTED", true, accepted),
+        ],
+        _ => return None,
+    })
+}
+
+fn other_columns(kind: &str) -> Vec<Column> {
+    match kind {
         "Namespace" => vec![
             ("STATUS", false, |one| at(one, "/status/phase")),
             ("MESH", false, |one| label(one, "culvert.dev/mesh")),
             AGE,
         ],
         "ConfigMap" | "Secret" => vec![("DATA", false, |one| data_count(one).to_string()), AGE],
-        "AuthorizationPolicy" => vec![
-            ("ACTION", false, |one| {
-                text(one, "/spec/action").unwrap_or("ALLOW").to_owned()
-            }),
-            ("ACCEPTED", false, accepted),
-            ("REASON", false, accepted_reason),
-            AGE,
-        ],
-        "PeerAuthentication" => vec![
-            ("MODE", false, |one| at(one, "/spec/mtls/mode")),
-            ("ACCEPTED", false, accepted),
-            AGE,
-        ],
-        "NetworkPolicy" => {
-            vec![
-                ("POD-SELECTOR", false, |one| {
-                    pairs(one, "/spec/podSelector/matchLabels")
-                }),
-                ("ACCEPTED", true, accepted),
-                AGE,
-            ]
-        }
         "Lease" => vec![
             ("HOLDER", false, |one| at(one, "/spec/holderIdentity")),
             ("RENEWED", false, |one| at(one, "/spec/renewTime")),
         ],
         _ => vec![AGE],
     }
+}
+
+fn action(policy: &Value) -> String {
+    text(policy, "/spec/action").unwrap_or("ALLOW").to_owned()
+}
+
+fn completions(job: &Value) -> String {
+    let wanted = number(job, "/spec/completions").unwrap_or(1);
+    format!("{}/{wanted}", count(job, "/status/succeeded"))
 }
 
 fn at(object: &Value, pointer: &str) -> String {

@@ -176,12 +176,10 @@ fn start(state: &StateDir, settings: &Settings) -> Result<()> {
         .create(true)
         .append(true)
         .open(&log)?;
-    let root = state.root().parent().unwrap_or(state.root());
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["--mesh", state.mesh(), "--state-root"])
-        .arg(root)
         .arg("engine")
+        .arg(state.root())
         .env_clear()
         .env("PATH", &settings.search_path)
         .current_dir("/")

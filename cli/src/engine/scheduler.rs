@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use crate::engine::controllers::testing::Cluster;
 
-    fn pod(name: &str, spec: Value) -> Value {
+    fn pod(name: &str, spec: &Value) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod",
                "metadata": {"name": name, "namespace": "shop", "labels": {"app": "web"}}, "spec": spec})
     }
@@ -237,7 +237,7 @@ mod tests {
     fn spreads() {
         let mut cluster = Cluster::with_nodes(3);
         for index in 0..6 {
-            cluster.put(pod(&format!("p{index}"), json!({})));
+            cluster.put(pod(&format!("p{index}"), &json!({})));
         }
         cluster.settle(desired);
         for node in ["node-1", "node-2", "node-3"] {
@@ -254,12 +254,12 @@ mod tests {
     fn selectors_and_affinity_bind() {
         let mut cluster = Cluster::with_nodes(2);
         cluster.label_node("node-2", "disk", "ssd");
-        cluster.put(pod("a", json!({"nodeSelector": {"disk": "ssd"}})));
+        cluster.put(pod("a", &json!({"nodeSelector": {"disk": "ssd"}})));
         let terms = json!([{"matchExpressions": [{"key": "disk", "operator": "Exists"}]}]);
         let affinity = json!({"nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
-        cluster.put(pod("b", json!({"affinity": affinity})));
-        cluster.put(pod("c", json!({"nodeName": "node-1"})));
+        cluster.put(pod("b", &json!({"affinity": affinity})));
+        cluster.put(pod("c", &json!({"nodeName": "node-1"})));
         cluster.settle(desired);
         assert_eq!(node_of(&cluster, "a"), json!("node-2"));
         assert_eq!(node_of(&cluster, "b"), json!("node-2"));
@@ -274,7 +274,7 @@ mod tests {
         let spec = json!({"affinity": {"podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": term}}});
         for name in ["a", "b", "c"] {
-            cluster.put(pod(name, spec.clone()));
+            cluster.put(pod(name, &spec));
         }
         cluster.settle(desired);
         let placed: Vec<_> = ["a", "b", "c"]
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn what_fits_nowhere_says_so() {
         let mut cluster = Cluster::with_nodes(2);
-        cluster.put(pod("a", json!({"nodeSelector": {"disk": "tape"}})));
+        cluster.put(pod("a", &json!({"nodeSelector": {"disk": "tape"}})));
         cluster.settle(desired);
         let pod = cluster.object("Pod", "shop", "a");
         let condition = &pod["status"]["conditions"][0];

@@ -230,11 +230,6 @@ impl Families {
     pub(crate) fn is_empty(self) -> bool {
         self.first.is_none()
     }
-
-    /// Whether the family is among them.
-    pub(crate) fn contains(self, family: Family) -> bool {
-        self.iter().any(|one| one == family)
-    }
 }
 
 impl FromIterator<Family> for Families {

@@ -8,7 +8,7 @@ use super::world::World;
 
 /// Something that is not up yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Missing {
+pub(crate) struct Missing {
     /// Which object.
     pub object: String,
     /// What it waits for.
@@ -27,7 +27,7 @@ pub(crate) fn missing(world: &World) -> Vec<Missing> {
     let mut all: Vec<Missing> = world
         .of_kind("Pod")
         .filter(|pod| !is_terminating(pod))
-        .filter_map(|pod| pod_missing(pod))
+        .filter_map(pod_missing)
         .collect();
     for kind in ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"] {
         for owner in world.of_kind(kind) {

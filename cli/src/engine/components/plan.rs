@@ -152,7 +152,7 @@ impl Inputs<'_> {
         }
     }
 
-    fn to_ca(&self, token: String) -> Vec<(String, String)> {
+    fn ca_access(&self, token: String) -> Vec<(String, String)> {
         let pairs = [
             ("CULVERT_CA_ADDRESS", format!("{CONTROL_V4}:15012")),
             (
@@ -167,7 +167,7 @@ impl Inputs<'_> {
 
     fn discovery(&self) -> Component {
         let mut environment = self.common(DISCOVERY_PORTS);
-        environment.extend(self.to_ca(self.path("tokens/discovery.ca.token")));
+        environment.extend(self.ca_access(self.path("tokens/discovery.ca.token")));
         let mut set = |key: &str, value: String| environment.push((key.to_owned(), value));
         set("CULVERT_DISCOVERY_LISTEN", "[::]:15010".to_owned());
         set("CULVERT_DISCOVERY_DIRECTORY", self.path("objects"));
@@ -205,7 +205,7 @@ impl Inputs<'_> {
         let directory = self.state.node(node);
         let file = |name: &str| directory.join(name).display().to_string();
         let mut environment = self.common(NODE_PROXY_PORTS);
-        environment.extend(self.to_ca(file("tokens/ca.token")));
+        environment.extend(self.ca_access(file("tokens/ca.token")));
         let mut set = |key: &str, value: String| environment.push((key.to_owned(), value));
         set("CULVERT_NODE_NAME", node.to_owned());
         set("CULVERT_ZDS_SOCKET", file("zds.sock"));

@@ -37,19 +37,21 @@ pub(crate) struct Supervisor {
     pub statuses: watch::Sender<Statuses>,
 }
 
+/// Process id while it runs, and how often it was started again.
+type Run = (Option<u32>, u32);
+
 impl Supervisor {
     /// Runs a program for good.
     pub(crate) async fn run(self, component: Component) {
         let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1, 0.1);
         let mut restarts = 0;
-        self.set(&component, "starting", None, restarts, "");
+        self.set(&component, "starting", (None, restarts), "");
         if let Some(file) = &component.needs {
             while !file.exists() {
                 self.set(
                     &component,
                     "starting",
-                    None,
-                    restarts,
+                    (None, restarts),
                     &format!("waits for {}", file.display()),
                 );
                 tokio::time::sleep(ASK.0).await;
@@ -66,19 +68,12 @@ impl Supervisor {
                 backoff.reset();
             }
             restarts += 1;
-            self.set(&component, "stopped", None, restarts, &reason);
+            self.set(&component, "stopped", (None, restarts), &reason);
             backoff.wait().await;
         }
     }
 
-    fn set(
-        &self,
-        component: &Component,
-        state: &str,
-        pid: Option<u32>,
-        restarts: u32,
-        reason: &str,
-    ) {
+    fn set(&self, component: &Component, state: &str, (pid, restarts): Run, reason: &str) {
         let status = ComponentStatus {
             state: state.to_owned(),
             pid,
@@ -127,16 +122,18 @@ impl Supervisor {
             output.spawn(logs::pump(log, out, err));
         }
         let pid = child.id();
-        self.set(component, "starting", pid, restarts, "");
+        self.set(component, "starting", (pid, restarts), "");
         let asking = async {
             let mut was_ready = false;
             loop {
                 let answer = ask(component).await;
                 let ready = answer.is_ok();
                 match answer {
-                    Ok(()) => self.set(component, "ready", pid, restarts, ""),
-                    Err(why) if was_ready => self.set(component, "not ready", pid, restarts, &why),
-                    Err(why) => self.set(component, "starting", pid, restarts, &why),
+                    Ok(()) => self.set(component, "ready", (pid, restarts), ""),
+                    Err(why) if was_ready => {
+                        self.set(component, "not ready", (pid, restarts), &why)
+                    }
+                    Err(why) => self.set(component, "starting", (pid, restarts), &why),
                 }
                 was_ready |= ready;
                 tokio::time::sleep(if ready { ASK.1 } else { ASK.0 }).await;

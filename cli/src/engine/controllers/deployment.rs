@@ -243,7 +243,7 @@ mod tests {
         let leaving: Vec<_> = cluster
             .pods()
             .into_iter()
-            .filter(|pod| crate::engine::object::is_terminating(pod))
+            .filter(crate::engine::object::is_terminating)
             .collect();
         assert_eq!(leaving.len(), 1);
         assert_eq!(leaving[0]["metadata"]["name"], pods[1]["metadata"]["name"]);
@@ -264,7 +264,7 @@ mod tests {
             let active: Vec<_> = cluster
                 .pods()
                 .into_iter()
-                .filter(|pod| template::is_active(pod))
+                .filter(template::is_active)
                 .collect();
             let ready = active.iter().filter(|pod| is_pod_ready(pod)).count();
             assert!(
@@ -305,7 +305,7 @@ mod tests {
             cluster
                 .pods()
                 .iter()
-                .all(|pod| crate::engine::object::is_terminating(pod))
+                .all(crate::engine::object::is_terminating)
         );
         cluster.finish_leaving();
         settle(&mut cluster);

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::engine::controllers::testing::{Cluster, set_phase};
 
-    fn job(spec: Value) -> Value {
+    fn job(spec: &Value) -> Value {
         let mut job = json!({
             "apiVersion": "batch/v1", "kind": "Job",
             "metadata": {"name": "once", "namespace": "shop"},
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn runs_to_completion() {
         let mut cluster = Cluster::default();
-        cluster.put(job(json!({"completions": 3, "parallelism": 2})));
+        cluster.put(job(&json!({"completions": 3, "parallelism": 2})));
         cluster.settle(desired);
         assert_eq!(cluster.pods().len(), 2);
         end_all(&mut cluster, "Succeeded");
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn gives_up_after_the_limit() {
         let mut cluster = Cluster::default();
-        cluster.put(job(json!({"backoffLimit": 1})));
+        cluster.put(job(&json!({"backoffLimit": 1})));
         for _ in 0..4 {
             cluster.settle(desired);
             end_all(&mut cluster, "Failed");
@@ -248,7 +248,7 @@ mod tests {
     fn an_indexed_job_repeats_a_failed_index() {
         let mut cluster = Cluster::default();
         let spec = json!({"completions": 2, "parallelism": 2, "completionMode": "Indexed"});
-        cluster.put(job(spec));
+        cluster.put(job(&spec));
         cluster.settle(desired);
         let pods = cluster.pods();
         let failed = pods
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_late_job_fails() {
         let mut cluster = Cluster::default();
-        cluster.put(job(json!({"activeDeadlineSeconds": 5})));
+        cluster.put(job(&json!({"activeDeadlineSeconds": 5})));
         cluster.settle(desired);
         cluster.advance(Duration::from_secs(6));
         cluster.settle(desired);

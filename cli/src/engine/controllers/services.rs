@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use crate::engine::object::{Key, content_hash, list, name, namespace, set, set_default, text};
+use crate::engine::object::{content_hash, list, name, namespace, set, set_default, text};
 use crate::engine::settings::{Families, Family, cluster_families};
 use crate::engine::world::{Action, World};
 
@@ -196,22 +196,17 @@ pub(crate) fn dns_service(families: Families) -> [Value; 3] {
     ]
 }
 
-/// The key of a service's object.
-pub(crate) fn key(namespace: &str, name: &str) -> Key {
-    Key::new("Service", namespace, name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::controllers::testing::Cluster;
 
-    fn service(spec: Value) -> Value {
+    fn service(spec: &Value) -> Value {
         json!({"apiVersion": "v1", "kind": "Service",
                "metadata": {"name": "web", "namespace": "shop"}, "spec": spec})
     }
 
-    fn completed(spec: Value) -> Value {
+    fn completed(spec: &Value) -> Value {
         let mut cluster = Cluster::default();
         cluster.put(service(spec));
         cluster.settle(desired);
@@ -220,13 +215,13 @@ mod tests {
 
     #[test]
     fn dual_stack_by_default_and_stable() {
-        let spec = completed(json!({"ports": [{"port": 80}]}));
+        let spec = completed(&json!({"ports": [{"port": 80}]}));
         assert_eq!(spec["ipFamilies"], json!(["IPv4", "IPv6"]));
         assert_eq!(spec["ports"][0]["targetPort"], json!(80));
         assert_eq!(spec["ports"][0]["protocol"], json!("TCP"));
         assert_eq!(
             spec["clusterIPs"],
-            completed(json!({"ports": [{"port": 80}]}))["clusterIPs"]
+            completed(&json!({"ports": [{"port": 80}]}))["clusterIPs"]
         );
         assert!(
             spec["clusterIP"]
@@ -238,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_wish_for_one_family_counts() {
-        let spec = completed(json!({"ipFamilies": ["IPv6"], "ipFamilyPolicy": "SingleStack"}));
+        let spec = completed(&json!({"ipFamilies": ["IPv6"], "ipFamilyPolicy": "SingleStack"}));
         assert_eq!(spec["clusterIPs"].as_array().expect("list").len(), 1);
         assert!(
             spec["clusterIP"]
@@ -250,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_fixed_address_stays() {
-        let spec = completed(json!({"clusterIP": "10.96.3.3"}));
+        let spec = completed(&json!({"clusterIP": "10.96.3.3"}));
         assert_eq!(spec["clusterIPs"], json!(["10.96.3.3"]));
         assert_eq!(spec["ipFamilies"], json!(["IPv4"]));
     }
@@ -258,10 +253,10 @@ mod tests {
     #[test]
     fn headless_and_external_get_none() {
         assert_eq!(
-            completed(json!({"clusterIP": "None"}))["clusterIPs"],
+            completed(&json!({"clusterIP": "None"}))["clusterIPs"],
             json!(["None"])
         );
-        let spec = completed(json!({"type": "ExternalName", "externalName": "example.org"}));
+        let spec = completed(&json!({"type": "ExternalName", "externalName": "example.org"}));
         assert!(spec.get("clusterIP").is_none());
     }
 
@@ -269,7 +264,7 @@ mod tests {
     fn no_address_twice() {
         let mut cluster = Cluster::default();
         for index in 0..300 {
-            let mut one = service(json!({}));
+            let mut one = service(&json!({}));
             one["metadata"]["name"] = json!(format!("s{index}"));
             cluster.put(one);
         }

@@ -55,10 +55,6 @@ impl Cluster {
         &self.world
     }
 
-    pub(crate) fn now(&self) -> SystemTime {
-        self.now
-    }
-
     pub(crate) fn advance(&mut self, by: Duration) {
         self.now += by;
     }

@@ -369,26 +369,26 @@ mod tests {
 
     use super::*;
 
-    fn pod(spec: Value) -> Value {
+    fn pod(spec: &Value) -> Value {
         json!({"metadata": {"name": "db-0", "namespace": "shop"}, "spec": spec})
     }
 
     #[test]
     fn resolv_conf_follows_the_families() {
-        let both = resolv_conf(&pod(json!({})), Families::BOTH, "");
+        let both = resolv_conf(&pod(&json!({})), Families::BOTH, "");
         assert_eq!(
             both,
             "nameserver 10.96.0.10\nnameserver fd00:10:96::a\n\
              search shop.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"
         );
-        let six = resolv_conf(&pod(json!({})), [Family::V6].into_iter().collect(), "");
+        let six = resolv_conf(&pod(&json!({})), [Family::V6].into_iter().collect(), "");
         assert!(six.starts_with("nameserver fd00:10:96::a\nsearch"));
         let own = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["1.2.3.4"],
                          "options": [{"name": "ndots", "value": "2"}]}});
-        let text = resolv_conf(&pod(own), Families::BOTH, "");
+        let text = resolv_conf(&pod(&own), Families::BOTH, "");
         assert_eq!(text, "nameserver 1.2.3.4\noptions ndots:2\n");
         assert_eq!(
-            resolv_conf(&pod(json!({"dnsPolicy": "Default"})), Families::BOTH, "x"),
+            resolv_conf(&pod(&json!({"dnsPolicy": "Default"})), Families::BOTH, "x"),
             "x"
         );
     }
@@ -397,7 +397,7 @@ mod tests {
     fn hosts_name_the_pod() {
         let spec = json!({"hostname": "db-0", "subdomain": "peers",
                           "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a", "b"]}]});
-        let text = hosts(&pod(spec), &["10.244.1.2".parse().expect("address")]);
+        let text = hosts(&pod(&spec), &["10.244.1.2".parse().expect("address")]);
         assert!(
             text.contains("10.244.1.2\tdb-0.peers.shop.svc.cluster.local\tdb-0\n"),
             "{text}"

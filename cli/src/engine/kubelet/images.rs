@@ -144,7 +144,7 @@ impl Images {
 ///
 /// # Errors
 /// When there is no name or no command.
-pub fn parse_image(argument: &str) -> Result<(String, Vec<String>), String> {
+pub(crate) fn parse_image(argument: &str) -> Result<(String, Vec<String>), String> {
     let (name, command) = argument
         .split_once('=')
         .filter(|(name, command)| !name.is_empty() && !command.trim().is_empty())

@@ -1,6 +1,6 @@
 //! One pod from its first moment on a node to its last.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use culvert_netns::Netns;
 use culvert_runtime::{Backoff, chain};
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -20,7 +19,6 @@ use super::probe::{Action, Probe, Target, attempt};
 use super::report::{Report, State};
 use super::{container, files, sandbox};
 use crate::engine::object::{Key, Object, is_terminating, list, number, set, text, uid};
-use crate::processes::{self, Namespace};
 
 /// Pauses between tries to make a pod's network.
 const SANDBOX_BACKOFF: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(5));
@@ -40,6 +38,8 @@ pub(crate) struct PodShared {
     /// Its directory.
     pub directory: PathBuf,
     report: Mutex<Report>,
+    /// The network that was made, so that it is taken away whatever happens.
+    made: Mutex<Option<sandbox::Made>>,
 }
 
 /// Where a pod's containers run.
@@ -55,8 +55,6 @@ pub(crate) struct Sandbox {
     pub binds: Vec<(PathBuf, PathBuf)>,
     /// Volumes by name.
     pub volumes: BTreeMap<String, PathBuf>,
-    /// What was made, to be taken away.
-    pub made: Option<sandbox::Made>,
     /// The pod's place in the mesh, if there is a mesh.
     pub attachment: Option<Attachment>,
 }
@@ -77,8 +75,21 @@ impl PodShared {
         });
     }
 
+    /// The pod's network, if it was made.
+    pub(crate) fn made(&self) -> Option<sandbox::Made> {
+        self.made
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Remembers the pod's network.
+    pub(crate) fn set_made(&self, made: Option<sandbox::Made>) {
+        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
+    }
+
     /// Ends when the pod is to go: with the time its containers may take.
-    async fn deleted(&self) -> Duration {
+    pub(crate) async fn deleted(&self) -> Duration {
         let mut revisions = self.context.store.watch();
         loop {
             revisions.mark_unchanged();
@@ -105,23 +116,20 @@ pub(crate) async fn run(context: Arc<Context>, pod: Object) {
         directory: context.state.pod(uid(&pod)),
         key: Key::of(&pod),
         report: Mutex::new(Report::new(&pod, node, SystemTime::now())),
+        made: Mutex::default(),
         pod,
         context,
     });
     shared.update(|_| {});
-    let sandbox = tokio::select! {
-        sandbox = make_sandbox(&shared) => Some(Arc::new(sandbox)),
-        _ = shared.deleted() => None,
+    let finished = match make_sandbox(&shared).await {
+        Some(sandbox) => run_in(&shared, &Arc::new(sandbox)).await,
+        None => false,
     };
-    if let Some(sandbox) = sandbox {
-        let finished = run_in(&shared, &sandbox).await;
-        remove_sandbox(&shared, &sandbox).await;
-        if finished {
-            shared.deleted().await;
-        }
+    sandbox::unmake(&shared).await;
+    shared.update(|report| report.sandbox_ready = false);
+    if finished {
+        shared.deleted().await;
     }
-    // What a cancelled try left behind goes as well.
-    sandbox::remove_leftovers(&shared.context, &shared.pod).await;
     if let Err(error) = tokio::fs::remove_dir_all(&shared.directory).await
         && error.kind() != std::io::ErrorKind::NotFound
     {
@@ -281,58 +289,40 @@ async fn pre_stop(shared: &Arc<PodShared>, sandbox: &Arc<Sandbox>) {
     futures_util::future::join_all(hooks.map(run)).await;
 }
 
-/// Makes the pod's network and files; tries until it is done.
-async fn make_sandbox(shared: &Arc<PodShared>) -> Sandbox {
+/// Makes the pod's network and files; tries until it is done, or the pod is to go.
+async fn make_sandbox(shared: &Arc<PodShared>) -> Option<Sandbox> {
     let mut backoff = Backoff::new(SANDBOX_BACKOFF.0, SANDBOX_BACKOFF.1, 0.2);
-    let mut made = None;
     loop {
-        let tried = sandbox::make(shared, &mut made).await;
-        match tried {
+        match sandbox::make(shared).await {
             Ok(sandbox) => {
                 shared.update(|report| {
                     report.sandbox_ready = true;
                     report.sandbox_error = None;
                     report.addresses.clone_from(&sandbox.addresses);
                 });
-                return sandbox;
+                return Some(sandbox);
             }
-            Err(error) => {
-                let message = chain(&*error);
-                tracing::warn!(pod = %shared.key, error = message, "make the pod's sandbox");
-                shared.update(|report| {
-                    report.sandbox_error = Some(message.clone());
-                    for container in report.init.iter_mut().chain(&mut report.main) {
-                        let reason = "ContainerCreating".to_owned();
-                        container.state = State::Waiting {
-                            reason,
-                            message: message.clone(),
-                        };
-                    }
-                });
-            }
+            Err(error) => sandbox_failed(shared, &chain(&*error)),
         }
-        backoff.wait().await;
+        tokio::select! {
+            () = backoff.wait() => {}
+            _ = shared.deleted() => return None,
+        }
     }
 }
 
-/// Takes the pod out of the mesh, kills what is left in it, and removes its network.
-async fn remove_sandbox(shared: &Arc<PodShared>, sandbox: &Arc<Sandbox>) {
-    if let Some(attachment) = &sandbox.attachment
-        && let Err(error) = attachment.del().await
-    {
-        tracing::warn!(pod = %shared.key, error = chain(&error), "CNI DEL");
-    }
-    if sandbox.made.is_some()
-        && let Ok(netns) = Netns::open(&sandbox.netns)
-    {
-        for pid in processes::inside(Namespace::Network, &BTreeSet::from([netns.inode()])) {
-            processes::signal(pid, Signal::SIGKILL);
+fn sandbox_failed(shared: &PodShared, message: &str) {
+    tracing::warn!(pod = %shared.key, error = message, "make the pod's sandbox");
+    shared.update(|report| {
+        report.sandbox_error = Some(message.to_owned());
+        for container in report.init.iter_mut().chain(&mut report.main) {
+            let reason = "ContainerCreating".to_owned();
+            container.state = State::Waiting {
+                reason,
+                message: message.to_owned(),
+            };
         }
-    }
-    if let Some(made) = &sandbox.made {
-        sandbox::unmake(&shared.context, made).await;
-    }
-    shared.update(|report| report.sandbox_ready = false);
+    });
 }
 
 /// Addresses for the hosts file of a pod that runs in its node's network.
