@@ -17,6 +17,8 @@ mod chain;
 pub mod client;
 pub mod decode;
 pub mod encode;
+#[cfg(test)]
+mod fixture;
 mod kind;
 mod resource;
 pub mod server;
