@@ -72,8 +72,8 @@ bench: ## the tunnel beside direct and a pair of Envoys; writes target/bench/l4.
 	$(CARGO) build --release --bins
 	target/release/culvert-bench $(BENCH)
 
-docs: build ## write the generated tables of docs/ anew
-	$(CARGO) test -p culvert-tests --test tidy -- --write-docs
+docs: ## write the documents anew that are made from code
+	$(CARGO) run --quiet -p culvert-tests --example docs
 
 clean: ## remove what was built, and any mesh that is still up
 	-for mesh in /run/culvert/*/; do \

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use culvert_tests::harness::binaries;
-use culvert_tests::rules;
+use culvert_tests::rules::{self, Program};
 
 fn none(what: &str, violations: anyhow::Result<Vec<String>>) {
     let violations = violations.expect("the tree can be read");
@@ -37,6 +37,18 @@ fn unsafe_code_notes_and_pauses_are_where_they_may_be() {
 fn read(path: &str) -> String {
     let path: PathBuf = binaries::repository().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// `make docs` writes it anew.
+#[test]
+fn the_config_page_is_current() {
+    let programs = [
+        Program { name: "culvert-node-proxy", variables: culvert_node_proxy::config::VARIABLES },
+        Program { name: "culvert-discovery", variables: culvert_discovery::config::VARIABLES },
+        Program { name: "culvert-ca", variables: culvert_ca::config::VARIABLES },
+    ];
+    let expected = rules::config_page(&programs);
+    assert!(read("docs/config.md") == expected, "docs/config.md is old: run `make docs`");
 }
 
 /// A promise whose test does not exist any more is not a promise.

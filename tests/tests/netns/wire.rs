@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use culvert_tests::harness::binaries;
 use culvert_tests::harness::capture::{Capture, Seen};
 use culvert_tests::harness::mesh::{LIMIT, Mesh};
 use culvert_tests::harness::runner::Test;
 use culvert_tests::harness::wait::wait_until;
 use culvert_tests::kit::conversation::Greeting;
+use culvert_tests::rules::undocumented_metrics;
 
 pub(crate) const TESTS: &[Test<Mesh>] = &[
     (
@@ -43,6 +45,7 @@ pub(crate) const TESTS: &[Test<Mesh>] = &[
         "status_config_and_certs_answer",
         status_config_and_certs_answer,
     ),
+    ("every_metric_is_documented", every_metric_is_documented),
 ];
 
 /// The line that `testkit talk` sends to and fro.
@@ -236,5 +239,15 @@ fn status_config_and_certs_answer(mesh: &Mesh) -> Result<()> {
         .succeeded()?
         .text();
     ensure!(!check.is_empty(), "culvert check says nothing");
+    Ok(())
+}
+
+fn every_metric_is_documented(mesh: &Mesh) -> Result<()> {
+    let document = std::fs::read_to_string(binaries::repository().join("docs/metrics.md"))?;
+    for target in ["node-proxy/node-1", "node-proxy/node-2", "cni/node-1", "discovery", "ca"] {
+        let metrics = mesh.metrics(target)?;
+        let missing = undocumented_metrics(metrics.text(), &document);
+        ensure!(missing.is_empty(), "{target}: not in docs/metrics.md: {missing:?}");
+    }
     Ok(())
 }
