@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 
 use culvert_netns::{SysctlError, read_sysctl, write_sysctl};
-use culvert_nft::{Capabilities, Change, EnsureError, ensure, remove};
+use culvert_nft::{Capabilities, Change, EnsureError, ensure, exists, remove};
 
 use crate::rules::{
     Circumstances, Connection, Mechanism, PodRules, ProbeTarget, host_table, host_table_id,
@@ -18,7 +18,7 @@ use crate::rules::{
 mod routes;
 mod sockets;
 
-pub use routes::RouteError;
+pub use routes::{RouteError, addresses};
 
 /// The rules of a namespace could not be brought to the wanted state.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +142,10 @@ pub fn mechanism(kernel: Capabilities) -> Mechanism {
 /// # Errors
 /// When the kernel refuses.
 pub fn uninstall() -> Result<(), RedirectError> {
-    remove(&pod_table_id())?;
+    // Not even asking for its removal where it never was: that would load modules.
+    if exists(&pod_table_id()).unwrap_or(true) {
+        remove(&pod_table_id())?;
+    }
     routes::remove()?;
     for (name, _) in SETTINGS_V4.iter().chain(SETTINGS_V6) {
         // The kernel's default; a setting that this kernel lacks was never set.

@@ -181,7 +181,7 @@ fn with_handle<T>(
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub(crate) fn addresses() -> Result<Vec<IpAddr>, RouteError> {
+pub fn addresses() -> Result<Vec<IpAddr>, RouteError> {
     use futures_util::TryStreamExt;
     use rtnetlink::packet_route::address::AddressAttribute;
     with_handle(async |handle| {
