@@ -55,7 +55,7 @@ pub(crate) enum Refused {
     UnknownWorkload,
     /// A policy.
     #[error("{0}")]
-    Denied(Denial),
+    Denied(Box<Denial>),
     /// The application.
     #[error("the application cannot be reached")]
     Application(#[source] DialError),
@@ -111,12 +111,12 @@ pub(crate) fn open(
     decided_on: &Arc<Snapshot>,
     facts: Facts,
     check: Check,
-) -> Result<OpenConnection, (Facts, Denial)> {
+) -> Result<OpenConnection, Box<(Facts, Denial)>> {
     let now = worker.shared.parts.state.snapshot();
     if !Arc::ptr_eq(&now, decided_on)
         && let Some(denial) = check.denial(&now)
     {
-        return Err((facts, denial));
+        return Err(Box::new((facts, denial)));
     }
     Ok(Connections::open(&worker.connections, facts, check))
 }

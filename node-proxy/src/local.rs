@@ -84,10 +84,10 @@ pub(crate) async fn connect(
         ..outbound.clone()
     };
     if is_own_port(destination.port()) {
-        return Err(refused(worker, &facts, Refused::OwnPort));
+        return Err(refused(worker, &facts, &Refused::OwnPort));
     }
     let Some(workload) = workload_in(snapshot, pod) else {
-        return Err(refused(worker, &facts, Refused::UnknownWorkload));
+        return Err(refused(worker, &facts, &Refused::UnknownWorkload));
     };
     let ingress = Ingress {
         pod: Arc::clone(pod),
@@ -97,12 +97,14 @@ pub(crate) async fn connect(
     };
     match ingress.verdict(snapshot, workload) {
         Verdict::Allow { dry_run, .. } => inbound::note_dry_run(&facts, &dry_run),
-        Verdict::Deny(denial) => return Err(refused(worker, &facts, Refused::Denied(denial))),
+        Verdict::Deny(denial) => {
+            return Err(refused(worker, &facts, &Refused::Denied(Box::new(denial))));
+        }
     }
     let stream = inbound::dial_application(worker, pod, destination, outbound.client.ip()).await;
     let far = match stream {
         Ok(stream) => AbortOnDrop::new(stream),
-        Err(error) => return Err(refused(worker, &facts, Refused::Application(error))),
+        Err(error) => return Err(refused(worker, &facts, &Refused::Application(error))),
     };
     let check = Check {
         ingress: Some(ingress),
@@ -110,12 +112,15 @@ pub(crate) async fn connect(
     };
     match inbound::open(worker, snapshot, facts, check) {
         Ok(open) => Ok((far, open)),
-        Err((facts, denial)) => Err(refused(worker, &facts, Refused::Denied(denial))),
+        Err(denied) => {
+            let (facts, denial) = *denied;
+            Err(refused(worker, &facts, &Refused::Denied(Box::new(denial))))
+        }
     }
 }
 
-fn refused(worker: &Worker, facts: &Facts, why: Refused) -> LegError {
-    let (status, refusal) = inbound::refuse(worker, facts, &why);
+fn refused(worker: &Worker, facts: &Facts, why: &Refused) -> LegError {
+    let (status, refusal) = inbound::refuse(worker, facts, why);
     LegError::Refused {
         status: status.as_u16(),
         reason: Some(refusal.to_string()),

@@ -105,7 +105,7 @@ async fn try_admit(
     };
     match ingress.verdict(&snapshot, workload) {
         Verdict::Allow { dry_run, .. } => note_dry_run(&facts, &dry_run),
-        Verdict::Deny(denial) => return Err((facts, Refused::Denied(denial))),
+        Verdict::Deny(denial) => return Err((facts, Refused::Denied(Box::new(denial)))),
     }
     let dialled = dial_application(worker, &facts.pod, facts.hop, facts.client.ip()).await;
     let far = match dialled {
@@ -118,6 +118,9 @@ async fn try_admit(
     };
     match open(worker, &snapshot, facts, check) {
         Ok(open) => Ok((far, open)),
-        Err((facts, denial)) => Err((facts, Refused::Denied(denial))),
+        Err(denied) => {
+            let (facts, denial) = *denied;
+            Err((facts, Refused::Denied(Box::new(denial))))
+        }
     }
 }

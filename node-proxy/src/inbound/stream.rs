@@ -129,7 +129,7 @@ async fn admit(
     };
     match ingress.verdict(&snapshot, workload) {
         Verdict::Allow { dry_run, .. } => note_dry_run(&facts, &dry_run),
-        Verdict::Deny(denial) => return Err((facts, Refused::Denied(denial))),
+        Verdict::Deny(denial) => return Err((facts, Refused::Denied(Box::new(denial)))),
     }
     let to = target.connect_to();
     let stream = match dial_application(worker, &peer.pod, to, peer.client.ip()).await {
@@ -150,7 +150,10 @@ async fn admit(
     };
     match open(worker, &snapshot, facts, check) {
         Ok(open) => Ok(Admitted { socket, open }),
-        Err((facts, denial)) => Err((facts, Refused::Denied(denial))),
+        Err(denied) => {
+            let (facts, denial) = *denied;
+            Err((facts, Refused::Denied(Box::new(denial))))
+        }
     }
 }
 

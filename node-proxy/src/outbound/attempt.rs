@@ -46,10 +46,17 @@ struct Making<'a> {
     trace: (u128, u64),
 }
 
+/// An attempt that another endpoint may better.
+struct Failed {
+    workload: WorkloadUid,
+    facts: Facts,
+    error: Rc<LegError>,
+}
+
 /// Why one attempt gave no leg.
 enum Missed {
     /// Another endpoint may do better.
-    Retry(WorkloadUid, Facts, Rc<LegError>),
+    Retry(Box<Failed>),
     /// The connection is refused.
     Refused(Refusal),
 }
@@ -119,9 +126,9 @@ impl Making<'_> {
             match self.attempt(&snapshot, route).await {
                 Ok(connected) => return Ok(connected),
                 Err(Missed::Refused(refusal)) => return Err(refusal),
-                Err(Missed::Retry(uid, facts, error)) => {
-                    failed.push(uid);
-                    last = Some((facts, error));
+                Err(Missed::Retry(missed)) => {
+                    failed.push(missed.workload);
+                    last = Some((missed.facts, missed.error));
                 }
             }
         }
@@ -216,7 +223,11 @@ impl Making<'_> {
             self.worker.endpoints.eject(uid);
         }
         if error.is_retryable() {
-            return Missed::Retry(uid.clone(), facts, error);
+            return Missed::Retry(Box::new(Failed {
+                workload: uid.clone(),
+                facts,
+                error,
+            }));
         }
         Missed::Refused(self.leg_failed(&facts, &error))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use culvert_model::Reject;
 use culvert_tls::Fault;
@@ -159,7 +159,7 @@ fn signed(count: u64) -> i64 {
 
 fn encode_totals(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let totals = &inner.totals;
-    let count = |counter: &std::sync::atomic::AtomicU64| signed(counter.load(Ordering::Relaxed));
+    let count = |counter: &AtomicU64| signed(counter.load(Ordering::Relaxed));
     let sides = [Reporter::Source, Reporter::Destination];
 
     let handshakes = Family::new(
@@ -193,6 +193,13 @@ fn encode_totals(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Res
     let values = values.map(|(why, n)| (vec![("reason", why.as_str())], count(n)));
     shed.encode_set(encoder, MetricType::Counter, values)?;
 
+    encode_gauges(inner, encoder)?;
+    encode_plain(inner, encoder)
+}
+
+fn encode_gauges(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let totals = &inner.totals;
+    let sides = [Reporter::Source, Reporter::Destination];
     for (name, help, gauges) in [
         (
             "istio_tcp_sockets_open",
@@ -214,6 +221,12 @@ fn encode_totals(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Res
         Family::new(name, help).encode_set(encoder, MetricType::Gauge, values)?;
     }
 
+    Ok(())
+}
+
+fn encode_plain(inner: &Inner, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let totals = &inner.totals;
+    let count = |counter: &AtomicU64| signed(counter.load(Ordering::Relaxed));
     for (name, help, counter) in [
         (
             "culvert_endpoint_ejections",
