@@ -106,6 +106,11 @@ pub async fn serve(
     process
         .tasks
         .critical("certificate", keeper.run(watch.clone()));
-    process.tasks.critical("serve", server.run(listener, watch));
+    let drain = process.drain.clone();
+    process.tasks.critical("serve", async move {
+        server.run(listener, watch).await;
+        // Nothing else is worth waiting for.
+        drain.stop("all streams have ended");
+    });
     Ok(process.wait().await?)
 }

@@ -1,5 +1,7 @@
 //! The whole program in one process: a directory in, a real client over TLS out.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 #[path = "direct_discovery/harness.rs"]
 mod harness;
 

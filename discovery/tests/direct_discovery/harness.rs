@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     fs, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -69,34 +69,7 @@ impl Mesh {
         let token = token_of(&issuer, "culvert-discovery", None, "culvert-ca");
         fs::write(path("ca.token"), token).unwrap();
 
-        let variable = |name: &str, value: String| (name.into(), value.into());
-        let config = Config::read([
-            variable(
-                "CULVERT_DISCOVERY_DIRECTORY",
-                path("objects").display().to_string(),
-            ),
-            variable(
-                "CULVERT_DISCOVERY_STATUS_DIR",
-                path("status").display().to_string(),
-            ),
-            variable(
-                "CULVERT_DISCOVERY_JWKS_FILE",
-                path("jwks.json").display().to_string(),
-            ),
-            variable("CULVERT_CA_ADDRESS", ca),
-            variable(
-                "CULVERT_CA_ROOT_FILE",
-                path("root.pem").display().to_string(),
-            ),
-            variable(
-                "CULVERT_CA_TOKEN_FILE",
-                path("ca.token").display().to_string(),
-            ),
-            variable("CULVERT_ADMIN_ADDRESS", "127.0.0.1:0".to_owned()),
-            variable("CULVERT_METRICS_ADDRESS", "127.0.0.1:0".to_owned()),
-            variable("CULVERT_READY_ADDRESS", "127.0.0.1:0".to_owned()),
-        ])
-        .unwrap();
+        let config = config(directory.path(), ca);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let drain = Drain::new(Duration::from_secs(5));
@@ -277,6 +250,38 @@ impl NodeClient {
             Err(_) => panic!("in vain: {what}"),
         }
     }
+}
+
+fn config(directory: &Path, ca: String) -> Config {
+    let path = |name: &str| directory.join(name);
+    let variable = |name: &str, value: String| (name.into(), value.into());
+    Config::read([
+        variable(
+            "CULVERT_DISCOVERY_DIRECTORY",
+            path("objects").display().to_string(),
+        ),
+        variable(
+            "CULVERT_DISCOVERY_STATUS_DIR",
+            path("status").display().to_string(),
+        ),
+        variable(
+            "CULVERT_DISCOVERY_JWKS_FILE",
+            path("jwks.json").display().to_string(),
+        ),
+        variable("CULVERT_CA_ADDRESS", ca),
+        variable(
+            "CULVERT_CA_ROOT_FILE",
+            path("root.pem").display().to_string(),
+        ),
+        variable(
+            "CULVERT_CA_TOKEN_FILE",
+            path("ca.token").display().to_string(),
+        ),
+        variable("CULVERT_ADMIN_ADDRESS", "127.0.0.1:0".to_owned()),
+        variable("CULVERT_METRICS_ADDRESS", "127.0.0.1:0".to_owned()),
+        variable("CULVERT_READY_ADDRESS", "127.0.0.1:0".to_owned()),
+    ])
+    .unwrap()
 }
 
 fn wire_node(node: &str) -> Node {

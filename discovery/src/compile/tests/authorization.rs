@@ -38,89 +38,92 @@ fn check(namespace: &str, spec: &str, expect: [bool; 3], status: [&str; 2]) {
 
 const GOOD: [&str; 2] = ["Accepted=Accepted", "Enforced=Enforced"];
 
+/// Rules, and whom of client, stranger and plaintext they match.
+const RULES: &[(&str, [bool; 3])] = &[
+    ("{}", [true, true, true]),
+    (
+        "{from: [{source: {namespaces: [shop]}}]}",
+        [true, false, false],
+    ),
+    (
+        "{from: [{source: {notNamespaces: [shop]}}]}",
+        [false, true, true],
+    ),
+    (
+        "{from: [{source: {principals: [cluster.local/ns/else/sa/stranger]}}]}",
+        [false, true, false],
+    ),
+    (
+        "{from: [{source: {principals: ['*']}}]}",
+        [true, true, false],
+    ),
+    (
+        "{from: [{source: {principals: ['*/sa/client']}}]}",
+        [true, false, false],
+    ),
+    (
+        "{from: [{source: {principals: ['cluster.local/ns/sh*']}}]}",
+        [true, false, false],
+    ),
+    (
+        "{from: [{source: {serviceAccounts: [client, else/nobody]}}]}",
+        [true, false, false],
+    ),
+    (
+        "{from: [{source: {notServiceAccounts: [client]}}]}",
+        [false, true, true],
+    ),
+    (
+        "{from: [{source: {ipBlocks: [10.0.0.2]}}]}",
+        [true, false, true],
+    ),
+    (
+        "{from: [{source: {ipBlocks: [10.0.0.0/8], notIpBlocks: [10.0.0.3/32]}}]}",
+        [true, false, true],
+    ),
+    (
+        "{from: [{source: {namespaces: [shop]}}, {source: {namespaces: [else]}}]}",
+        [true, true, false],
+    ),
+    ("{to: [{operation: {ports: ['8080']}}]}", [true, true, true]),
+    (
+        "{to: [{operation: {ports: [80, 9090]}}]}",
+        [false, false, false],
+    ),
+    (
+        "{to: [{operation: {notPorts: [8080]}}]}",
+        [false, false, false],
+    ),
+    (
+        "{from: [{source: {namespaces: [shop]}}], to: [{operation: {ports: [1]}}]}",
+        [false, false, false],
+    ),
+    (
+        "{when: [{key: source.namespace, values: [else]}]}",
+        [false, true, false],
+    ),
+    (
+        "{when: [{key: source.principal, notValues: ['*/sa/client']}]}",
+        [false, true, true],
+    ),
+    (
+        "{when: [{key: source.ip, values: [10.0.0.2]}, {key: destination.port, values: ['8080']}]}",
+        [true, false, true],
+    ),
+    (
+        "{when: [{key: destination.ip, values: [10.0.0.9]}]}",
+        [false, false, false],
+    ),
+    (
+        "{when: [{key: source.serviceAccount, values: [else/stranger]}]}",
+        [false, true, false],
+    ),
+];
+
 #[test]
 fn sources_ports_and_conditions() {
-    for (rule, expect) in [
-        ("{}", [true, true, true]),
-        (
-            "{from: [{source: {namespaces: [shop]}}]}",
-            [true, false, false],
-        ),
-        (
-            "{from: [{source: {notNamespaces: [shop]}}]}",
-            [false, true, true],
-        ),
-        (
-            "{from: [{source: {principals: [cluster.local/ns/else/sa/stranger]}}]}",
-            [false, true, false],
-        ),
-        (
-            "{from: [{source: {principals: ['*']}}]}",
-            [true, true, false],
-        ),
-        (
-            "{from: [{source: {principals: ['*/sa/client']}}]}",
-            [true, false, false],
-        ),
-        (
-            "{from: [{source: {principals: ['cluster.local/ns/sh*']}}]}",
-            [true, false, false],
-        ),
-        (
-            "{from: [{source: {serviceAccounts: [client, else/nobody]}}]}",
-            [true, false, false],
-        ),
-        (
-            "{from: [{source: {notServiceAccounts: [client]}}]}",
-            [false, true, true],
-        ),
-        (
-            "{from: [{source: {ipBlocks: [10.0.0.2]}}]}",
-            [true, false, true],
-        ),
-        (
-            "{from: [{source: {ipBlocks: [10.0.0.0/8], notIpBlocks: [10.0.0.3/32]}}]}",
-            [true, false, true],
-        ),
-        (
-            "{from: [{source: {namespaces: [shop]}}, {source: {namespaces: [else]}}]}",
-            [true, true, false],
-        ),
-        ("{to: [{operation: {ports: ['8080']}}]}", [true, true, true]),
-        (
-            "{to: [{operation: {ports: [80, 9090]}}]}",
-            [false, false, false],
-        ),
-        (
-            "{to: [{operation: {notPorts: [8080]}}]}",
-            [false, false, false],
-        ),
-        (
-            "{from: [{source: {namespaces: [shop]}}], to: [{operation: {ports: [1]}}]}",
-            [false, false, false],
-        ),
-        (
-            "{when: [{key: source.namespace, values: [else]}]}",
-            [false, true, false],
-        ),
-        (
-            "{when: [{key: source.principal, notValues: ['*/sa/client']}]}",
-            [false, true, true],
-        ),
-        (
-            "{when: [{key: source.ip, values: [10.0.0.2]}, {key: destination.port, values: ['8080']}]}",
-            [true, false, true],
-        ),
-        (
-            "{when: [{key: destination.ip, values: [10.0.0.9]}]}",
-            [false, false, false],
-        ),
-        (
-            "{when: [{key: source.serviceAccount, values: [else/stranger]}]}",
-            [false, true, false],
-        ),
-    ] {
-        check("shop", &format!("{{rules: [{rule}]}}"), expect, GOOD);
+    for (rule, expect) in RULES {
+        check("shop", &format!("{{rules: [{rule}]}}"), *expect, GOOD);
         let refused = expect.map(|allowed| !allowed);
         check(
             "shop",

@@ -120,8 +120,7 @@ fn service_yaml(name: &str, spec: &str) -> String {
     )
 }
 
-#[test]
-fn services_keep_their_own_settings() {
+fn services() -> Compiled {
     let yaml = service_yaml(
         "plain",
         "clusterIPs: [10.96.0.1, 'fd00::1'], ipFamilies: [IPv4, IPv6]",
@@ -134,7 +133,12 @@ fn services_keep_their_own_settings() {
     ) + &service_yaml("node", "trafficDistribution: PreferSameNode")
         + &service_yaml("early", "publishNotReadyAddresses: true, clusterIP: None")
         + "---\napiVersion: v1\nkind: Service\nmetadata: {name: out, namespace: shop}\nspec: {type: ExternalName, externalName: example.com}\n";
-    let compiled = compiled(&yaml);
+    compiled(&yaml)
+}
+
+#[test]
+fn services_keep_their_own_settings() {
+    let compiled = services();
     let balancing = |name: &str| {
         let lb = &service(&compiled, &format!("shop/{name}.shop.svc.cluster.local")).load_balancing;
         (lb.mode, lb.routing_preference.clone(), lb.health_policy)
@@ -173,6 +177,11 @@ fn services_keep_their_own_settings() {
             HealthPolicy::AllowAll
         )
     );
+}
+
+#[test]
+fn services_have_addresses_and_tcp_ports() {
+    let compiled = services();
     let plain = service(&compiled, "shop/plain.shop.svc.cluster.local");
     assert_eq!(
         (plain.addresses.len(), plain.ip_families, plain.canonical),
