@@ -93,7 +93,7 @@ fn denials_of(metrics: &str, node: &str) -> Vec<Denial> {
                 destination: label("destination_principal"),
                 workload: format!(
                     "{}/{}",
-                    label("destination_namespace"),
+                    label("destination_workload_namespace"),
                     label("destination_workload")
                 ),
                 node: node.to_owned(),
@@ -250,7 +250,7 @@ mod tests {
         let text = "culvert_policy_denials_total{reporter=\"destination\",policy=\"shop/readers-only\",\
                     rule=\"no rule matched\",source_principal=\"spiffe://td/ns/a/sa/b\",\
                     destination_principal=\"spiffe://td/ns/shop/sa/web\",destination_workload=\"web\",\
-                    destination_namespace=\"shop\"} 4\n";
+                    destination_workload_namespace=\"shop\"} 4\n";
         let all = denials_of(text, "node-1");
         assert_eq!(all.len(), 1);
         assert_eq!(

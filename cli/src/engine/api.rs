@@ -18,7 +18,7 @@ use super::components::Statuses;
 use super::kubelet::Context;
 use super::object::{Key, Object, is_terminating, set, uid};
 use super::source::Findings;
-use super::summary::{Missing, missing};
+use super::summary::{Mesh, Missing, missing};
 use super::world::Action;
 
 /// What the API answers from.
@@ -95,12 +95,17 @@ async fn overview(State(api): State<Api>) -> Json<Overview> {
     let good = |pod: &&&Object| {
         super::object::is_pod_ready(pod) || super::object::phase(pod) == "Succeeded"
     };
+    let mesh = if api.context.settings.mesh_enabled {
+        Mesh::Enabled
+    } else {
+        Mesh::Absent
+    };
     Json(Overview {
         mesh: api.context.state.mesh().to_owned(),
         settings: api.context.settings.clone(),
         components: api.statuses.borrow().clone(),
         findings: api.findings.borrow().clone(),
-        missing: missing(&world),
+        missing: missing(&world, mesh),
         pods: (pods.len(), pods.iter().filter(good).count()),
     })
 }

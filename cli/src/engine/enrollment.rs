@@ -7,13 +7,26 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::object::{Key, annotation, condition, list, set, text, timestamp, uid};
+use super::object::{Key, annotation, condition, labels, list, set, text, timestamp, uid};
 use super::world::Store;
 
 /// Annotation and condition.
 pub(crate) const ENROLLED: &str = "culvert.dev/enrolled";
 /// How often the agents' files are read; they are few and on a memory file system.
 const POLL: Duration = Duration::from_millis(300);
+
+/// Label of a pod, or of its namespace, that puts it into the mesh.
+const LABEL: &str = "culvert.dev/mesh";
+
+/// Whether the labels put a pod into the mesh: its own win over its namespace's.
+pub(crate) fn is_wanted(pod: &Value, namespace: Option<&Value>) -> bool {
+    if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
+        return false;
+    }
+    let own = labels(pod).get(LABEL).copied();
+    let inherited = || labels(namespace?).get(LABEL).copied();
+    own.or_else(inherited) == Some("enabled")
+}
 
 /// What an agent says of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,6 +124,22 @@ fn write(pod: &mut Value, word: Option<&Word>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pods_own_label_wins() {
+        let namespace = json!({"metadata": {"labels": {LABEL: "enabled"}}});
+        let check = |pod: &Value, expect: bool| {
+            assert_eq!(is_wanted(pod, Some(&namespace)), expect, "{pod}");
+        };
+        check(&json!({}), true);
+        check(&json!({"metadata": {"labels": {LABEL: "disabled"}}}), false);
+        check(&json!({"spec": {"hostNetwork": true}}), false);
+        assert!(!is_wanted(&json!({}), None));
+        assert!(is_wanted(
+            &json!({"metadata": {"labels": {LABEL: "enabled"}}}),
+            None
+        ));
+    }
 
     #[test]
     fn the_pod_shows_what_the_agent_wrote() {

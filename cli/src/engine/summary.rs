@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::object::{Key, Object, is_pod_ready, is_terminating, list, number, phase, text};
+use super::enrollment::{ENROLLED, is_wanted};
+use super::object::{
+    Key, Object, annotation, is_pod_ready, is_terminating, list, namespace, number, phase, text,
+};
 use super::world::World;
 
 /// Something that is not up yet.
@@ -22,13 +25,30 @@ const HOPELESS: [&str; 2] = ["CreateContainerConfigError", "CreateContainerError
 /// A container that ended this often will go on ending.
 const RESTARTS_HOPELESS: u64 = 5;
 
+/// Whether there is a mesh that pods have to be in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mesh {
+    /// Pods are enrolled as labelled.
+    Enabled,
+    /// Nobody is enrolled.
+    Absent,
+}
+
 /// Everything that is missing.
-pub(crate) fn missing(world: &World) -> Vec<Missing> {
+pub(crate) fn missing(world: &World, mesh: Mesh) -> Vec<Missing> {
     let mut all: Vec<Missing> = world
         .of_kind("Pod")
         .filter(|pod| !is_terminating(pod))
         .filter_map(pod_missing)
         .collect();
+    if mesh == Mesh::Enabled {
+        all.extend(
+            world
+                .of_kind("Pod")
+                .filter(|pod| !is_terminating(pod))
+                .filter_map(|pod| not_enrolled(world, pod)),
+        );
+    }
     for kind in ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"] {
         for owner in world.of_kind(kind) {
             // A pod that needs help speaks for its owner.
@@ -57,6 +77,18 @@ pub(crate) fn missing(world: &World) -> Vec<Missing> {
         }
     }
     all
+}
+
+/// A pod that is ready, but not in the mesh that its labels put it into.
+fn not_enrolled(world: &World, pod: &Object) -> Option<Missing> {
+    let own = world.object(&Key::new("Namespace", "", namespace(pod)));
+    let wanted = is_pod_ready(pod) && is_wanted(pod, own.map(|one| &**one));
+    let enrolled = annotation(pod, ENROLLED) == Some("true");
+    (wanted && !enrolled).then(|| Missing {
+        object: Key::of(pod).to_string(),
+        reason: "not enrolled yet".to_owned(),
+        needs_help: false,
+    })
 }
 
 fn owned_needs_help(world: &World, owner: &Object, missing: &[Missing]) -> bool {
@@ -164,7 +196,7 @@ mod tests {
     }
 
     fn check(status: &Value, expect: Option<(&str, bool)>) {
-        let found = missing(&world(&[pod(status)]));
+        let found = missing(&world(&[pod(status)]), Mesh::Absent);
         match expect {
             None => assert!(found.is_empty(), "{found:?}"),
             Some((reason, needs_help)) => {
@@ -200,19 +232,33 @@ mod tests {
     }
 
     #[test]
+    fn a_ready_pod_waits_for_its_place_in_the_mesh() {
+        let mut pod =
+            pod(&json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
+        pod["metadata"]["labels"] = json!({"culvert.dev/mesh": "enabled"});
+        assert_eq!(missing(&world(&[pod.clone()]), Mesh::Absent), []);
+        assert_eq!(
+            missing(&world(&[pod.clone()]), Mesh::Enabled)[0].reason,
+            "not enrolled yet"
+        );
+        pod["metadata"]["annotations"] = json!({ENROLLED: "true"});
+        assert_eq!(missing(&world(&[pod]), Mesh::Enabled), []);
+    }
+
+    #[test]
     fn owners() {
         let deployment = |generation: u64, ready: u64| {
             json!({"kind": "Deployment", "metadata": {"name": "d", "namespace": "shop", "generation": 2},
                    "spec": {"replicas": 2},
                    "status": {"observedGeneration": generation, "readyReplicas": ready}})
         };
-        assert!(missing(&world(&[deployment(2, 2)])).is_empty());
+        assert!(missing(&world(&[deployment(2, 2)]), Mesh::Absent).is_empty());
         assert_eq!(
-            missing(&world(&[deployment(2, 1)]))[0].reason,
+            missing(&world(&[deployment(2, 1)]), Mesh::Absent)[0].reason,
             "1 of 2 ready"
         );
         assert_eq!(
-            missing(&world(&[deployment(1, 2)])).len(),
+            missing(&world(&[deployment(1, 2)]), Mesh::Absent).len(),
             1,
             "the change is not seen yet"
         );

@@ -7,8 +7,9 @@ use super::super::target::Target;
 use super::Line;
 use crate::client::Client;
 use crate::engine::api::Overview;
+use crate::engine::enrollment::is_wanted;
 use crate::engine::object::{
-    Key, condition, is_finished, is_terminating, labels, list, name, namespace, number, text,
+    Key, condition, is_finished, is_terminating, list, name, namespace, number, text,
 };
 use crate::state::{ProcessId, StateDir};
 use crate::teardown::leftovers;
@@ -168,20 +169,14 @@ fn policy_lines(policies: &[Value]) -> Vec<Line> {
 
 /// Whether every pod is in the mesh that its labels, or its namespace's, put there.
 fn enrollment(pods: &[Value], namespaces: &[Value]) -> Line {
-    const LABEL: &str = "culvert.dev/mesh";
-    let of_namespace = |pod: &Value| {
+    let wanted = |pod: &Value| {
         let own = namespaces.iter().find(|one| name(one) == namespace(pod));
-        own.is_some_and(|one| labels(one).get(LABEL) == Some(&"enabled"))
-    };
-    let wanted = |pod: &Value| match labels(pod).get(LABEL) {
-        Some(value) => *value == "enabled",
-        None => of_namespace(pod),
+        is_wanted(pod, own)
     };
     let living = pods
         .iter()
         .filter(|pod| !is_finished(pod) && !is_terminating(pod));
     let wrong: Vec<_> = living
-        .filter(|pod| pod.pointer("/spec/hostNetwork") != Some(&Value::Bool(true)))
         .filter(|pod| wanted(pod) != is_enrolled(pod))
         .map(|pod| Key::of(pod).to_string())
         .collect();
