@@ -58,16 +58,8 @@ pub fn run(options: &BenchOptions) -> Result<()> {
     } else {
         &options.subjects
     });
-    let set = vec!["accessLog=text"];
     eprintln!("bringing the mesh up");
-    let mesh = Mesh::up_fixture(
-        MeshOptions {
-            name: "bench",
-            nodes: 2,
-            set,
-        },
-        "bench",
-    )?;
+    let mesh = Mesh::up_fixture(MeshOptions::new("bench", 2).with("accessLog=text"), "bench")?;
     let places = subjects::Places::new(&mesh, subjects.contains(&Subject::EnvoyPair))?;
     let mut report = report::Report::default();
     // First, while nobody's memory has seen traffic yet.

@@ -43,12 +43,24 @@ fn read(path: &str) -> String {
 #[test]
 fn the_config_page_is_current() {
     let programs = [
-        Program { name: "culvert-node-proxy", variables: culvert_node_proxy::config::VARIABLES },
-        Program { name: "culvert-discovery", variables: culvert_discovery::config::VARIABLES },
-        Program { name: "culvert-ca", variables: culvert_ca::config::VARIABLES },
+        Program {
+            name: "culvert-node-proxy",
+            variables: culvert_node_proxy::config::VARIABLES,
+        },
+        Program {
+            name: "culvert-discovery",
+            variables: culvert_discovery::config::VARIABLES,
+        },
+        Program {
+            name: "culvert-ca",
+            variables: culvert_ca::config::VARIABLES,
+        },
     ];
     let expected = rules::config_page(&programs);
-    assert!(read("docs/config.md") == expected, "docs/config.md is old: run `make docs`");
+    assert!(
+        read("docs/config.md") == expected,
+        "docs/config.md is old: run `make docs`"
+    );
 }
 
 /// A promise whose test does not exist any more is not a promise.

@@ -74,11 +74,7 @@ fn demo() -> Result<()> {
     let manifests = Manifests::copy_of(&binaries::repository().join("examples/bookshop"))?;
     manifests.write("ping.yaml", PING)?;
     let begin = Instant::now();
-    let options = MeshOptions {
-        name: "demo",
-        nodes: 2,
-        set: Vec::new(),
-    };
+    let options = MeshOptions::new("demo", 2);
     let mesh = Mesh::up(options, manifests)?;
     show(mesh.said_at_start()?);
     println!("    ready after {:.1} s", begin.elapsed().as_secs_f64());

@@ -28,6 +28,28 @@ pub struct MeshOptions {
     pub nodes: u8,
     /// `--set` arguments.
     pub set: Vec<&'static str>,
+    /// Without it the same pods run with no mesh at all.
+    pub enrolled: bool,
+}
+
+impl MeshOptions {
+    /// A mesh with the usual settings.
+    #[must_use]
+    pub fn new(name: &'static str, nodes: u8) -> Self {
+        Self {
+            name,
+            nodes,
+            set: Vec::new(),
+            enrolled: true,
+        }
+    }
+
+    /// The same with one more `--set`.
+    #[must_use]
+    pub fn with(mut self, setting: &'static str) -> Self {
+        self.set.push(setting);
+        self
+    }
 }
 
 /// A running mesh; dropping it takes it down.
@@ -115,6 +137,9 @@ impl Mesh {
             .arg("up")
             .arg(self.manifests.path())
             .args(["--nodes", &nodes, "--timeout", "220s"]);
+        if !self.options.enrolled {
+            command.arg("--no-mesh");
+        }
         for value in &self.options.set {
             command.args(["--set", value]);
         }

@@ -37,7 +37,9 @@ pub fn config_page(programs: &[Program]) -> String {
 /// Names of metrics on a page of `/metrics` that a document does not have.
 #[must_use]
 pub fn undocumented_metrics(metrics: &str, document: &str) -> Vec<String> {
-    let types = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let types = metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "));
     types
         .filter_map(|line| {
             let (name, kind) = line.split_once(' ')?;

@@ -49,11 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn up() -> Result<Mesh> {
-    let options = MeshOptions {
-        name: "chaos",
-        nodes: 2,
-        set: vec!["accessLog=off"],
-    };
+    let options = MeshOptions::new("chaos", 2).with("accessLog=off");
     Mesh::up_fixture(options, "chaos")
 }
 

@@ -41,11 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn up() -> Result<Mesh> {
-    let options = MeshOptions {
-        name: "interop",
-        nodes: 2,
-        set: vec!["accessLog=json"],
-    };
+    let options = MeshOptions::new("interop", 2).with("accessLog=json");
     Mesh::up_fixture(options, "interop")
 }
 

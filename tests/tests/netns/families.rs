@@ -25,15 +25,12 @@ pub(crate) const TESTS: &[Test<Mesh>] = &[
 
 const KINDS: [&str; 4] = ["four", "six", "dual", "off"];
 
-pub(crate) fn up() -> Result<Mesh> {
-    Mesh::up_fixture(
-        MeshOptions {
-            name: "families",
-            nodes: 2,
-            set: Vec::new(),
-        },
-        "families",
-    )
+pub(crate) fn up(enrolled: bool) -> Result<Mesh> {
+    let options = MeshOptions {
+        enrolled,
+        ..MeshOptions::new("families", 2)
+    };
+    Mesh::up_fixture(options, "families")
 }
 
 fn has(pod: &Pod, version_6: bool) -> bool {

@@ -41,15 +41,12 @@ pub(crate) const TESTS: &[Test<Mesh>] = &[
     ),
 ];
 
-pub(crate) fn up() -> Result<Mesh> {
-    Mesh::up_fixture(
-        MeshOptions {
-            name: "foreign",
-            nodes: 3,
-            set: Vec::new(),
-        },
-        "foreign",
-    )
+pub(crate) fn up(enrolled: bool) -> Result<Mesh> {
+    let options = MeshOptions {
+        enrolled,
+        ..MeshOptions::new("foreign", 3)
+    };
+    Mesh::up_fixture(options, "foreign")
 }
 
 fn every_pod_is_ready_and_enrolled(mesh: &Mesh) -> Result<()> {

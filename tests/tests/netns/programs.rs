@@ -26,15 +26,12 @@ pub(crate) const TESTS: &[Test<Mesh>] = &[
 const LONG: Duration = Duration::from_secs(180);
 const CLIENT: &str = "client.shop";
 
-pub(crate) fn up() -> Result<Mesh> {
-    Mesh::up_fixture(
-        MeshOptions {
-            name: "programs",
-            nodes: 2,
-            set: Vec::new(),
-        },
-        "programs",
-    )
+pub(crate) fn up(enrolled: bool) -> Result<Mesh> {
+    let options = MeshOptions {
+        enrolled,
+        ..MeshOptions::new("programs", 2)
+    };
+    Mesh::up_fixture(options, "programs")
 }
 
 fn curl(mesh: &Mesh, words: &[&str]) -> Result<String> {

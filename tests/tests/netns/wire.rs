@@ -244,10 +244,19 @@ fn status_config_and_certs_answer(mesh: &Mesh) -> Result<()> {
 
 fn every_metric_is_documented(mesh: &Mesh) -> Result<()> {
     let document = std::fs::read_to_string(binaries::repository().join("docs/metrics.md"))?;
-    for target in ["node-proxy/node-1", "node-proxy/node-2", "cni/node-1", "discovery", "ca"] {
+    for target in [
+        "node-proxy/node-1",
+        "node-proxy/node-2",
+        "cni/node-1",
+        "discovery",
+        "ca",
+    ] {
         let metrics = mesh.metrics(target)?;
         let missing = undocumented_metrics(metrics.text(), &document);
-        ensure!(missing.is_empty(), "{target}: not in docs/metrics.md: {missing:?}");
+        ensure!(
+            missing.is_empty(),
+            "{target}: not in docs/metrics.md: {missing:?}"
+        );
     }
     Ok(())
 }
