@@ -39,10 +39,12 @@ fn fresh() -> Netns {
     netns
 }
 
+type Held = HashMap<Arc<str>, (Arc<Pod>, PodListeners)>;
+
 /// Workers that only hold what they are given.
 #[derive(Debug, Clone, Default)]
 struct Holder {
-    pods: Arc<Mutex<HashMap<Arc<str>, (Arc<Pod>, PodListeners)>>>,
+    pods: Arc<Mutex<Held>>,
 }
 
 impl DataPath for Holder {

@@ -95,7 +95,8 @@ pub fn open(netns: &Netns, dns: Dns, kept: Vec<KeptSocket>) -> Result<PodSockets
         .map_err(SocketsError::Netns)?
 }
 
-/// Names are asked for on loopback alone: the pod's rules bring queries there.
+/// Names are asked for on loopback alone: the pod's rules bring queries there. A pod
+/// may do without IPv6.
 fn dns_sockets(kept: &mut Vec<KeptSocket>) -> Result<DnsSockets, SocketsError> {
     let mut sockets = DnsSockets::default();
     for ip in [
@@ -104,7 +105,7 @@ fn dns_sockets(kept: &mut Vec<KeptSocket>) -> Result<DnsSockets, SocketsError> {
     ] {
         match udp(kept, ip) {
             Ok(socket) => sockets.udp.push(socket),
-            Err(SocketsError::Listen(error)) if error.is_family_off() => continue,
+            Err(SocketsError::Listen(error)) if ip.is_ipv6() && error.is_family_off() => break,
             Err(error) => return Err(error),
         }
         sockets.tcp.push(tcp(kept, DNS_PORT, Family::At(ip))?);
