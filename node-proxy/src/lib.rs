@@ -5,28 +5,28 @@
 //! the mesh from discovery, `certs` gets certificates, `dns` answers names.
 //! Data path: `workers` and what they run.
 
-pub mod certs;
-pub mod channel;
-pub mod config;
-pub mod dns;
-pub mod document;
-pub mod fixed;
-pub mod pods;
-pub mod state;
-pub mod token;
 pub mod access_log;
 pub mod admin;
 pub mod app;
 mod baggage;
+pub mod certs;
+pub mod channel;
+pub mod config;
 mod connections;
+pub mod dns;
+pub mod document;
 mod endpoints;
 mod fault;
+pub mod fixed;
 mod inbound;
 mod local;
 mod outbound;
+pub mod pods;
 mod redirect;
 mod refusal;
 mod socket;
+pub mod state;
+pub mod token;
 pub mod traffic;
 mod tunnels;
 pub mod workers;
