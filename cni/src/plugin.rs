@@ -16,7 +16,7 @@ mod config;
 
 pub use config::{ConfigError, NetworkConfig};
 
-use client::{ClientError, ask};
+use client::ask;
 
 /// Versions of the CNI specification that are spoken, oldest first.
 pub const VERSIONS: [&str; 3] = ["0.4.0", "1.0.0", "1.1.0"];
@@ -171,7 +171,8 @@ fn add(environment: &Environment, config: &NetworkConfig) -> Result<Value, Plugi
         // No pod, so no label that could ask for the mesh.
         return Ok(previous);
     };
-    if is_own_namespace(&environment.netns) {
+    // The mesh's own parts must start whatever state the agent is in.
+    if is_own_namespace(&environment.netns) || is_exempt(&config.run_dir, namespace) {
         return Ok(previous);
     }
     let request = AddRequest {
@@ -190,9 +191,6 @@ fn add(environment: &Environment, config: &NetworkConfig) -> Result<Value, Plugi
         }) => {
             let message = format!("pod {namespace}/{name} cannot join the mesh");
             Err(PluginError::new(NOT_ENROLLED, &message, error))
-        }
-        Err(ClientError::Unreachable { .. }) if is_exempt(&config.run_dir, namespace) => {
-            Ok(previous)
         }
         Err(error) => Err(PluginError::new(
             TRY_AGAIN,

@@ -219,7 +219,7 @@ impl Run {
         let sandbox = Sandbox {
             id,
             // Some runtimes do not name it.
-            uid: (pod % 2 == 0).then(|| uid(pod)),
+            uid: pod.is_multiple_of(2).then(|| uid(pod)),
             namespace: "shop".to_owned(),
             name: format!("pod-{pod}"),
             netns: "/run/netns/x".into(),
@@ -294,7 +294,7 @@ impl Run {
         // Work that was under way may have been done or not.
         for flight in std::mem::take(&mut self.world.in_flight) {
             if let InFlight::Job(_, attempt, sandbox, job) = flight {
-                let _ = self.world.work(&sandbox, &job, attempt % 2 == 0);
+                let _ = self.world.work(&sandbox, &job, attempt.is_multiple_of(2));
             }
         }
         self.world.proxies.clear();
@@ -325,7 +325,7 @@ impl Run {
         let world = &self.world;
         let mut members = BTreeSet::new();
         for (uid, id) in &world.newest_sandbox {
-            let known = world.disk.get(id).is_some();
+            let known = world.disk.contains_key(id);
             let membership = world.objects.membership(uid, &BTreeSet::new());
             if known && matches!(membership, Membership::In(_)) {
                 members.insert(Arc::clone(uid));
