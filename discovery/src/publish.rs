@@ -317,7 +317,7 @@ impl Publisher for ViewPublisher {
     }
 }
 
-/// A resource and the name by which it is looked up.
+/// A resource that several views hold.
 type Shared = Arc<Resource>;
 
 #[cfg(test)]

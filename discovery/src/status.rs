@@ -134,6 +134,7 @@ impl StatusWriter {
             for entry in entries.flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 if !kept.contains(&name)
+                    && is_status(&entry.path())
                     && let Err(error) = remove(&entry.path())
                 {
                     self.failed(&error);
@@ -141,6 +142,14 @@ impl StatusWriter {
             }
         }
     }
+}
+
+/// Whether a file is one of ours: nothing else may be lost.
+fn is_status(path: &Path) -> bool {
+    let content = fs::read(path).ok();
+    let value = content.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+    let fields = value.as_ref().and_then(Value::as_object);
+    fields.is_some_and(|fields| fields.len() == 1 && fields.contains_key("status"))
 }
 
 fn file_name(key: &ObjectKey) -> String {

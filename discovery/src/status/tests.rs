@@ -102,8 +102,9 @@ fn files_go_with_their_objects() {
     first.write(&only, at(0));
     assert_eq!(names(), ["shop.a.json"]);
     first.write(&both, at(0));
+    fs::write(path.join("NetworkPolicy/mine.json"), "{}").unwrap();
     writer(path).write(&only, at(0));
-    assert_eq!(names(), ["shop.a.json"]);
+    assert_eq!(names(), ["mine.json", "shop.a.json"], "only what we wrote");
 }
 
 #[test]
