@@ -34,6 +34,12 @@ pub(crate) async fn run(options: DnsOptions) -> Result<()> {
     let readiness = Readiness::new();
     let mut tasks = Tasks::new();
     tasks.critical("signals", drain.clone().on_signals());
+    let (watch, all) = (drain.watch(), drain.clone());
+    tasks.critical("stop", async move {
+        // A query is one datagram: there is no work to finish.
+        let _ = watch.started().await;
+        all.stop("nothing to finish");
+    });
     for address in &options.listen {
         let server = server::Server {
             zone: zone.subscribe(),

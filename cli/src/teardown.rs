@@ -20,6 +20,8 @@ use crate::state::{ProcessId, StateDir};
 
 /// Time for killed processes to be gone: the kernel frees their memory first.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// Time for programs that have nothing to finish.
+const PROMPT: Duration = Duration::from_millis(500);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -147,7 +149,14 @@ async fn end_processes(
     for pid in &first {
         processes::signal(*pid, Signal::SIGTERM);
     }
-    wait_until(grace, || living(state, inodes).is_empty()).await;
+    let prompt = wait_until(PROMPT.min(grace), || living(state, inodes).is_empty());
+    if !prompt.await {
+        // A second one tells our own programs not to drain any longer.
+        for pid in processes::naming(state.root()) {
+            processes::signal(pid, Signal::SIGTERM);
+        }
+        wait_until(grace, || living(state, inodes).is_empty()).await;
+    }
     // A process may start another while it is looked for: look until there is none.
     let gone = wait_until(KILL_DEADLINE, || {
         let left = living(state, inodes);

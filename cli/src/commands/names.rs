@@ -47,9 +47,6 @@ pub(crate) fn what(words: &[String], present: &[String]) -> Result<Vec<(String, 
     let Some((first, rest)) = words.split_first() else {
         bail!("expected a kind")
     };
-    if first == "all" && rest.is_empty() {
-        return Ok(ALL.iter().map(|kind| ((*kind).to_owned(), None)).collect());
-    }
     if words.iter().any(|word| word.contains('/')) {
         return words
             .iter()
@@ -63,6 +60,10 @@ pub(crate) fn what(words: &[String], present: &[String]) -> Result<Vec<(String, 
     }
     let mut all = Vec::new();
     for typed in first.split(',') {
+        if typed == "all" && rest.is_empty() {
+            all.extend(ALL.iter().map(|kind| ((*kind).to_owned(), None)));
+            continue;
+        }
         let kind = kind(typed, present)?;
         if rest.is_empty() {
             all.push((kind, None));

@@ -52,74 +52,71 @@ fn root() -> Line {
 
 /// Features, tried in a namespace that goes away again.
 fn kernel() -> Vec<Line> {
+    let made = "network namespaces can be made";
     let netns = match Netns::create() {
         Ok(netns) => netns,
         Err(error) => {
             let hint = "run as root on a kernel with CONFIG_NET_NS, outside of a container without \
                         CAP_SYS_ADMIN";
             let complaint = (culvert_runtime::chain(&error), hint.to_owned());
-            return vec![Line::new(
-                GROUP,
-                "network namespaces can be made",
-                Some(complaint),
-            )];
+            return vec![Line::new(GROUP, made, Some(complaint))];
         }
     };
-    let mut all = vec![Line::new(GROUP, "network namespaces can be made", None)];
-    let probed = netns.run(culvert_nft::probe);
-    let nft = |complaint| Line::new(GROUP, "nf_tables is usable", complaint);
-    match probed {
-        Ok(Ok(can)) => {
-            all.push(nft(None));
-            for (name, works) in [
-                ("nf_tables tproxy", can.tproxy),
-                ("nf_tables socket", can.socket),
-                ("nf_tables route chains", can.route_chain),
-            ] {
-                let complaint = (!works).then(|| {
-                    let hint = "load the modules nft_tproxy and nft_socket; until then connections are \
-                                redirected by address translation, which is slower";
-                    ("not in this kernel".to_owned(), hint.to_owned())
-                });
-                all.push(Line::new(GROUP, name, complaint).mild());
-            }
-            for (name, works) in [
-                ("nf_tables redirect", can.redirect),
-                ("nf_tables snat", can.snat),
-            ] {
-                let complaint = (!works).then(|| {
-                    (
-                        "not in this kernel".to_owned(),
-                        "load the module nft_nat".to_owned(),
-                    )
-                });
-                all.push(Line::new(GROUP, name, complaint));
-            }
-        }
-        Ok(Err(error)) => {
+    let mut all = vec![Line::new(GROUP, made, None)];
+    all.extend(nf_tables(&netns));
+    all.extend(settings(&netns));
+    all
+}
+
+fn nf_tables(netns: &Netns) -> Vec<Line> {
+    let probed = netns
+        .run(culvert_nft::probe)
+        .map_err(|error| culvert_runtime::chain(&error));
+    let probed = probed.and_then(|probed| probed.map_err(|error| culvert_runtime::chain(&error)));
+    let can = match probed {
+        Ok(can) => can,
+        Err(why) => {
             let hint = "load the module nf_tables (modprobe nf_tables)".to_owned();
-            all.push(nft(Some((culvert_runtime::chain(&error), hint))));
+            return vec![Line::new(GROUP, "nf_tables is usable", Some((why, hint)))];
         }
-        Err(error) => {
-            let hint = "run as root".to_owned();
-            all.push(nft(Some((culvert_runtime::chain(&error), hint))));
-        }
+    };
+    let absent = |hint: &str| ("not in this kernel".to_owned(), hint.to_owned());
+    let slower = "load the modules nft_tproxy and nft_socket; until then connections are redirected \
+                  by address translation, which is slower";
+    let wanted = [
+        ("nf_tables tproxy", can.tproxy),
+        ("nf_tables socket", can.socket),
+        ("nf_tables route chains", can.route_chain),
+    ];
+    let needed = [
+        ("nf_tables redirect", can.redirect),
+        ("nf_tables snat", can.snat),
+    ];
+    let mut all = vec![Line::new(GROUP, "nf_tables is usable", None)];
+    for (name, works) in wanted {
+        all.push(Line::new(GROUP, name, (!works).then(|| absent(slower))).mild());
     }
+    for (name, works) in needed {
+        let complaint = (!works).then(|| absent("load the module nft_nat"));
+        all.push(Line::new(GROUP, name, complaint));
+    }
+    all
+}
+
+fn settings(netns: &Netns) -> Vec<Line> {
+    let has = |setting: &str| matches!(netns.run(|| read_sysctl(setting)), Ok(Ok(_)));
+    let mut all = Vec::new();
     for (name, setting) in [
         ("replies can follow a mark", "net.ipv4.tcp_fwmark_accept"),
         ("listeners survive a restart", "net.ipv4.tcp_migrate_req"),
     ] {
-        let read = netns.run(|| read_sysctl(setting));
-        let complaint = (!matches!(read, Ok(Ok(_)))).then(|| {
-            (
-                format!("no setting {setting}"),
-                "a kernel of 5.14 or later has it".to_owned(),
-            )
+        let complaint = (!has(setting)).then(|| {
+            let hint = "a kernel of 5.14 or later has it".to_owned();
+            (format!("no setting {setting}"), hint)
         });
         all.push(Line::new(GROUP, name, complaint));
     }
-    let ipv6 = netns.run(|| read_sysctl("net.ipv6.conf.all.disable_ipv6"));
-    let complaint = (!matches!(ipv6, Ok(Ok(_)))).then(|| {
+    let complaint = (!has("net.ipv6.conf.all.disable_ipv6")).then(|| {
         let hint = "boot without ipv6.disable=1, or use --set ipFamilies=IPv4".to_owned();
         ("IPv6 is not in this kernel".to_owned(), hint)
     });
