@@ -29,8 +29,6 @@ use crate::token::TokenFile;
 use crate::traffic::TrafficMetrics;
 use crate::workers::{Workers, WorkersConfig, WorkersParts};
 
-/// What we ask the CA for; it has the last word.
-const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Series of deleted workloads are dropped this often: a scraper has seen their last
 /// values by then.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
@@ -131,7 +129,8 @@ fn certificates(
                 address: server.address.clone(),
                 token_file: server.token_file.clone(),
                 cluster_id: config.process.cluster_id.clone(),
-                lifetime: CERTIFICATE_LIFETIME,
+                // The CA's operator decides.
+                lifetime: None,
             };
             let client = CaClient::new(ca, control_plane(server).context("CA")?);
             let counters = CertificateMetrics::register(&process.metrics);

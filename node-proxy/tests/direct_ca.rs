@@ -167,7 +167,7 @@ fn client(ca: &Ca, server_name: &str) -> Client {
         address,
         token_file,
         cluster_id: "east".to_owned(),
-        lifetime: Duration::from_secs(86_400),
+        lifetime: Some(Duration::from_secs(86_400)),
     };
     Client {
         client: CaClient::new(config, channel),

@@ -92,8 +92,8 @@ pub struct CaConfig {
     pub token_file: PathBuf,
     /// The name of this cluster.
     pub cluster_id: String,
-    /// How long certificates should live; the CA has the last word.
-    pub lifetime: Duration,
+    /// How long certificates should live; none leaves it to the CA.
+    pub lifetime: Option<Duration>,
 }
 
 /// The CA's certificate service.
@@ -131,7 +131,7 @@ impl CaClient {
         };
         let mut request = tonic::Request::new(IstioCertificateRequest {
             csr,
-            validity_duration: i64::try_from(self.config.lifetime.as_secs()).unwrap_or(i64::MAX),
+            validity_duration: seconds(self.config.lifetime),
             metadata: Some(metadata),
         });
         request.set_timeout(REQUEST_DEADLINE);
@@ -154,6 +154,13 @@ impl CaClient {
             _ => IssueError::Refused { address, source },
         }
     }
+}
+
+/// 0 asks for what the CA usually gives.
+fn seconds(lifetime: Option<Duration>) -> i64 {
+    lifetime.map_or(0, |lifetime| {
+        i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX)
+    })
 }
 
 impl Authority for CaClient {
