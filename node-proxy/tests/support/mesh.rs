@@ -173,9 +173,7 @@ impl Node {
             let name = line.split(['{', ' ']).next();
             name == Some(family) && labels.iter().all(|label| line.contains(label))
         });
-        lines
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-            .sum::<f64>() as u64
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
 
     pub(crate) async fn wait_sum(&self, family: &str, labels: &[&str], at_least: u64) {
