@@ -173,7 +173,9 @@ impl Node {
             let name = line.split(['{', ' ']).next();
             name == Some(family) && labels.iter().all(|label| line.contains(label))
         });
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+        lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+            .sum()
     }
 
     pub(crate) async fn wait_sum(&self, family: &str, labels: &[&str], at_least: u64) {
