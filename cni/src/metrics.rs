@@ -1,6 +1,8 @@
 //! The agent's metrics. No label takes a value from a pod: the series are fixed.
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use std::fmt::{self, Write};
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -10,7 +12,7 @@ use prometheus_client::registry::Registry;
 use crate::state::Summary;
 
 /// How a job in a pod's namespace ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobResult {
     /// Something was written.
     Changed,
@@ -23,7 +25,7 @@ pub enum JobResult {
 }
 
 /// How a CNI ADD ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AddResult {
     /// The pod is enrolled.
     Enrolled,
@@ -31,6 +33,27 @@ pub enum AddResult {
     NotEnrolled,
     /// The runtime will try again.
     Failed,
+}
+
+impl EncodeLabelValue for JobResult {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.write_str(match self {
+            Self::Changed => "changed",
+            Self::Unchanged => "unchanged",
+            Self::Removed => "removed",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+impl EncodeLabelValue for AddResult {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.write_str(match self {
+            Self::Enrolled => "enrolled",
+            Self::NotEnrolled => "not_enrolled",
+            Self::Failed => "failed",
+        })
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -440,6 +440,10 @@ fn add_enrolls_and_del_takes_out() {
         rules.contains(&format!("{} . 8080", pod.ip)).then_some(())
     });
     let metrics = node.metrics();
+    let changed = "culvert_cni_rule_applications_total{result=\"changed\"} 1";
+    assert!(metrics.contains(changed), "{metrics}");
+    let answered = "culvert_cni_add_duration_seconds_count{result=\"not_enrolled\"} 1";
+    assert!(metrics.contains(answered), "{metrics}");
     assert!(metrics.contains("culvert_cni_pods_enrolled 1"), "{metrics}");
     assert!(
         metrics.contains("culvert_cni_pods_not_captured 0"),

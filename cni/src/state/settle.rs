@@ -42,7 +42,9 @@ impl State {
             return reason;
         }
         let Some(pod) = self.pods.get(uid) else {
-            return "the pod started before the CNI plugin was there: restart it".to_owned();
+            return "its network has not come through the CNI plugin (a pod older than the plugin must \
+                    be restarted)"
+                .to_owned();
         };
         if let Some(fault) = &pod.fault {
             return fault.reason.clone();
