@@ -94,6 +94,13 @@ pub(crate) async fn run(state: StateDir) -> Result<()> {
     for node in &node_names {
         heartbeat::mark_ready(&store, node);
     }
+    let access_logs = node_names
+        .iter()
+        .map(|node| state.node(node).join("access.log"));
+    tasks.critical(
+        "access logs",
+        kubelet::logs::keep_small(access_logs.collect()),
+    );
     let directories = node_names
         .iter()
         .map(|node| state.node(node).join("enrollment"))

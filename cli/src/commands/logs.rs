@@ -41,6 +41,10 @@ pub(crate) async fn run(args: &Logs, state: &StateDir) -> Result<ExitCode> {
     }
     loop {
         tokio::time::sleep(LOOK).await;
+        // The log goes with its pod.
+        if file.parent().is_none_or(|directory| !directory.exists()) {
+            return Ok(ExitCode::SUCCESS);
+        }
         place = show_more(&file, place)?;
     }
 }

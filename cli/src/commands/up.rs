@@ -146,6 +146,9 @@ fn show_findings(findings: &Findings) {
     for warning in &findings.warnings {
         eprintln!("warning: {warning}");
     }
+    for kept in &findings.kept {
+        eprintln!("note: {kept}: schedules do not run on one machine");
+    }
     for unknown in &findings.unknown {
         eprintln!("note: {unknown}: this kind is not known and left alone");
     }

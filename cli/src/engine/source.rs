@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use culvert_kubeyaml::{Limits, Loaded};
+use culvert_kubeyaml::{Kind, Limits, Loaded};
 use futures_util::StreamExt;
 use inotify::{Inotify, WatchMask};
 use serde_json::Value;
@@ -32,6 +32,8 @@ pub(crate) struct Findings {
     pub errors: Vec<String>,
     /// What was used, but may be meant otherwise.
     pub warnings: Vec<String>,
+    /// Objects that are shown, but that the engine does nothing about.
+    pub kept: Vec<String>,
     /// Objects of kinds that the engine does not know.
     pub unknown: Vec<String>,
     /// How many objects are good.
@@ -84,6 +86,12 @@ fn findings(loaded: &Loaded) -> Findings {
     Findings {
         errors: loaded.errors().map(ToString::to_string).collect(),
         warnings: loaded.warnings().map(ToString::to_string).collect(),
+        kept: loaded
+            .objects
+            .iter()
+            .filter(|object| object.kind() == Kind::CronJob)
+            .map(|object| format!("{}: {}", object.source, object.reference()))
+            .collect(),
         unknown: loaded
             .unknown
             .iter()
@@ -224,6 +232,13 @@ pub(crate) async fn follow(
             continue;
         }
         seen = settled(&settings.directory, now).await;
+        if !settings.directory.is_dir() {
+            // Moved or unmounted: not what a person means by removing every object.
+            let gone = format!("{}: the directory is gone", settings.directory.display());
+            tracing::warn!("{gone}; all objects stay as they were");
+            findings.send_modify(|held| held.errors = vec![gone]);
+            continue;
+        }
         watcher = Watcher::new(&settings.directory);
         let reading = read(&settings);
         if let Some(new) = &reading.images {

@@ -205,3 +205,18 @@ fn a_broken_object_beside_good_ones_is_told_with_its_line() {
     );
     assert!(!nothing.state().exists(), "nothing was started");
 }
+
+#[test]
+fn an_edited_config_map_reaches_the_running_pod() {
+    let cluster = Cluster::up("tconf", "1", &[("pod.yaml", POD)]);
+    let before = cluster.object("pod", "whole.shop").expect("pod")["metadata"]["uid"].clone();
+    cluster.write("pod.yaml", &POD.replace("from a file", "from an edit"));
+    wait_for("the new content", || {
+        cluster
+            .exec("whole.shop", &["cat", "/config-of-test/deep/file.txt"])
+            .trim()
+            == "from an edit"
+    });
+    let after = cluster.object("pod", "whole.shop").expect("pod")["metadata"]["uid"].clone();
+    assert_eq!(before, after, "the pod runs on");
+}

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::fs::{self, File, OpenOptions};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -96,6 +97,43 @@ pub(crate) async fn pump(
     }
 }
 
+/// Size at which a file that another program appends to starts anew.
+const FOREIGN_BYTES_MAX: u64 = 64 << 20;
+/// How often such files are looked at.
+const FOREIGN_LOOK: Duration = Duration::from_secs(5);
+
+/// Keeps files small that other programs write themselves: the content is moved
+/// aside and the file cut, which suits a writer that appends. The lines of the
+/// moment between are lost.
+pub(crate) async fn keep_small(files: Vec<PathBuf>) {
+    loop {
+        for file in &files {
+            if let Err(error) = cut(file).await {
+                tracing::warn!(file = %file.display(), %error, "cut log");
+            }
+        }
+        tokio::time::sleep(FOREIGN_LOOK).await;
+    }
+}
+
+async fn cut(path: &Path) -> io::Result<()> {
+    let length = match fs::metadata(path).await {
+        Ok(meta) => meta.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if length < FOREIGN_BYTES_MAX {
+        return Ok(());
+    }
+    fs::copy(path, rotated(path)).await?;
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .await?
+        .set_len(0)
+        .await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +150,26 @@ mod tests {
         log.write(b"new\n").await.expect("written");
         assert_eq!(std::fs::read_to_string(&path).expect("log"), "new\n");
         assert!(rotated(&path).exists());
+    }
+
+    #[tokio::test]
+    async fn a_foreign_log_is_cut_when_it_is_large() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("access.log");
+        cut(&path).await.expect("not there yet");
+        std::fs::write(&path, "small").expect("written");
+        cut(&path).await.expect("looked at");
+        assert!(!rotated(&path).exists());
+        let large = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .expect("open");
+        large.set_len(FOREIGN_BYTES_MAX).expect("grown");
+        cut(&path).await.expect("cut");
+        assert_eq!(std::fs::metadata(&path).expect("there").len(), 0);
+        assert_eq!(
+            std::fs::metadata(rotated(&path)).expect("there").len(),
+            FOREIGN_BYTES_MAX
+        );
     }
 }

@@ -153,6 +153,7 @@ async fn run_in(shared: &Arc<PodShared>, sandbox: &Arc<Sandbox>) -> bool {
     tokio::pin!(containers);
     let grace = tokio::select! {
         () = &mut containers => return true,
+        () = sandbox::follow_volumes(shared) => return true,
         grace = shared.deleted() => grace,
     };
     let leaving = async {

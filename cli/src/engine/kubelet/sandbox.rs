@@ -170,6 +170,45 @@ fn plan(context: &Context, pod: &Value, node: &str) -> Result<PodNetwork, PlaceE
     })
 }
 
+/// Writes the pod's volumes anew when one of the ConfigMaps or Secrets has changed.
+/// Never ends.
+///
+/// # Cancel safety
+/// Files are replaced whole, so dropping the future loses nothing.
+pub(crate) async fn follow_volumes(shared: &PodShared) {
+    let mut revisions = shared.context.store.watch();
+    let mut written = sources(shared);
+    loop {
+        if revisions.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+        let now = sources(shared);
+        if now == written {
+            continue;
+        }
+        written = now;
+        if let Err(error) = volumes(shared, &shared.context.store.snapshot()) {
+            // The pod keeps what it has until the object is back.
+            tracing::warn!(pod = %shared.key, error = culvert_runtime::chain(&error), "volumes");
+        }
+    }
+}
+
+/// Versions of the ConfigMaps and Secrets in the pod's namespace. Few change while a
+/// pod runs, so all of them count instead of those that its volumes name.
+fn sources(shared: &PodShared) -> Vec<String> {
+    let world = shared.context.store.snapshot();
+    let has_volumes = !crate::engine::object::list(&shared.pod, "/spec/volumes").is_empty();
+    let kinds = ["ConfigMap", "Secret"].iter().filter(|_| has_volumes);
+    kinds
+        .flat_map(|kind| world.in_namespace(kind, namespace(&shared.pod)))
+        .map(|object| {
+            let version = text(object, "/metadata/resourceVersion").unwrap_or_default();
+            format!("{}@{version}", name(object))
+        })
+        .collect()
+}
+
 /// Takes a pod out of the mesh, kills what is left in it, and takes its network away.
 pub(crate) async fn unmake(shared: &PodShared) {
     let Some(made) = shared.made() else { return };
