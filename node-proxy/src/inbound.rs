@@ -176,3 +176,11 @@ pub(crate) fn note_dry_run(facts: &Facts, matches: &[DryRunMatch]) {
         );
     }
 }
+
+#[cfg(test)]
+pub(crate) fn stream_bytes() -> usize {
+    fn bytes<A, B, C, F: Future>(_: impl Fn(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+    bytes(stream::serve)
+}

@@ -310,3 +310,26 @@ async fn sweep(worker: &Rc<Worker>) {
         worker.sweep();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory of a connection's task, which it holds for as long as it lives.
+    fn bytes<A, B, C, F: Future>(_: impl Fn(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn a_connections_task_is_small() {
+        // Buffers exist only while bytes are on their way, and what only the
+        // set-up needs is boxed and gone; the rest has to fit the 5 KiB that an
+        // idle connection may cost, together with its socket and stream.
+        let outbound = bytes(outbound::serve);
+        let plain = bytes(inbound::serve_plain);
+        let stream = inbound::stream_bytes();
+        for (name, size) in [("outbound", outbound), ("plain", plain), ("stream", stream)] {
+            assert!(size <= 1536, "{name}: {size} bytes");
+        }
+    }
+}
