@@ -6,7 +6,7 @@ mod mesh;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use culvert_identity::{Identity, TrustDomain};
@@ -365,8 +365,12 @@ fn readers_that_stop_do_not_stall_others_of_the_same_tunnel() {
                 .expect("queued");
             held.push((accepted.expect("accepted"), response.expect("answer"), send));
         }
-        // The windows of the stalled streams fill; the tunnel stays usable.
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        // The applications' socket buffers fill, then the streams' windows; the
+        // tunnel stays usable.
+        let labels = ["reporter=\"destination\""];
+        let node = &world.node;
+        node.wait_sum("istio_tcp_received_bytes_total", &labels, 40 * 64 * 1024)
+            .await;
         let uri = http::Uri::try_from(authority.as_str()).expect("authority");
         let request = http::Request::connect(uri).body(()).expect("request");
         let (response, mut send) = tunnel.sender.send_request(request, false).expect("sent");
