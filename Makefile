@@ -29,31 +29,33 @@ demo: ## build, bring a mesh up on two nodes, show it, break it, measure it, tak
 
 test: test-unit test-netns ## every level: unit, direct, sim, then namespaces and short chaos
 
+# Always the whole workspace, so that every test binary shares one build of each
+# dependency; the patterns name the levels of all packages.
 test-unit: build
-	$(CARGO) test --workspace --lib --bins --examples
+	$(CARGO) test --workspace --lib --bins --examples --test sim --test tidy \
+		--test 'direct*' --test 'netns_*'
 	$(CARGO) test --workspace --doc
-	$(CARGO) test -p culvert-tests --test direct --test sim --test tidy
-	scripts/test-packages
 
 test-netns: build ## the levels that need root
 	@scripts/deps
-	$(CARGO) test -p culvert-tests $(foreach level,$(LEVELS_NETNS),--test $(level))
+	$(CARGO) test --workspace $(foreach level,$(LEVELS_NETNS),--test $(level))
 
 test-interop: build ## Envoy at the other end of the tunnel, both directions
 	@scripts/deps
-	$(CARGO) test -p culvert-tests --test interop
+	$(CARGO) test --workspace --test interop
 
 chaos: build ## kill every part 20 times under load
 	@scripts/deps
-	$(CARGO) test -p culvert-tests --test chaos -- --kills 20
+	$(CARGO) test --workspace --test chaos -- --kills 20
 
 check: ## what CI checks before it tests
 	@scripts/deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
+		$(CARGO) doc --workspace --no-deps --document-private-items
 	$(TOOLS)/cargo-deny --offline check licenses bans sources
-	$(CARGO) test -p culvert-tests --test tidy
+	$(CARGO) test --workspace --test tidy
 	scripts/fuzz-smoke
 
 check-quick: ## format and lints only
