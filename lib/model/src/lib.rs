@@ -1,7 +1,7 @@
 //! The mesh as data, and every decision taken on it.
 //!
 //! A [`Snapshot`] is one immutable view of workloads, services and policies.
-//! [`route`] says where a connection of a workload goes, [`authorize`] whether
+//! [`route()`] says where a connection of a workload goes, [`authorize()`] whether
 //! a workload accepts a connection, [`authorize_egress`] whether it may make
 //! one. Control flow fills a snapshot through [`Snapshot::apply`]; the data
 //! path only reads.

@@ -199,7 +199,7 @@ impl Snapshot {
 
     /// The policies that judge connections to a workload: global ones, those of
     /// its namespace, those it names. A name that is not known is left out here
-    /// and refused by [`authorize`](crate::authorize).
+    /// and refused by [`authorize`](crate::authorize()).
     pub fn policies_of(&self, workload: &Workload) -> Vec<&Arc<Policy>> {
         let scoped = self.policies.scoped(&workload.namespace);
         let named = workload
