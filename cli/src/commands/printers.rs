@@ -1,5 +1,6 @@
 //! Columns of each kind, as kubectl has them.
 
+use culvert_identity::{Identity, TrustDomain};
 use serde_json::Value;
 
 use crate::engine::object::{
@@ -381,6 +382,19 @@ pub(crate) fn node_table(nodes: &[Value]) -> Table {
     table
 }
 
+/// The trust domain of a mesh on one machine.
+const TRUST_DOMAIN: &str = "cluster.local";
+
+/// Who a pod is in the mesh; empty when its account has no identity.
+pub(crate) fn identity(pod: &Value) -> String {
+    let account = text(pod, "/spec/serviceAccountName").unwrap_or("default");
+    let domain = TRUST_DOMAIN.parse::<TrustDomain>().ok();
+    let identity = domain.and_then(|domain| Identity::new(&domain, namespace(pod), account).ok());
+    identity
+        .map(|identity| identity.to_string())
+        .unwrap_or_default()
+}
+
 /// Where every pod is and who it is, for the end of `up`.
 pub(crate) fn placement_table(pods: &[Value], mesh: bool) -> Table {
     let mut table = Table::new([
@@ -393,8 +407,7 @@ pub(crate) fn placement_table(pods: &[Value], mesh: bool) -> Table {
         "ENROLLED",
     ]);
     for pod in pods {
-        let account = text(pod, "/spec/serviceAccountName").unwrap_or("default");
-        let identity = format!("spiffe://cluster.local/ns/{}/sa/{account}", namespace(pod));
+        let identity = identity(pod);
         table.row([
             namespace(pod).to_owned(),
             name(pod).to_owned(),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::metrics::samples;
-use super::printers::{accepted, accepted_reason, is_enrolled, node_table};
+use super::printers::{accepted, accepted_reason, identity, is_enrolled, node_table};
 use super::target::{Target, nodes};
 use crate::args::{Format, Simple};
 use crate::client::Client;
@@ -194,11 +194,10 @@ impl Status {
 }
 
 fn pod_json(pod: &Value) -> Value {
-    let account = text(pod, "/spec/serviceAccountName").unwrap_or("default");
     json!({
         "namespace": namespace(pod), "name": name(pod), "node": text(pod, "/spec/nodeName"),
         "addresses": crate::engine::object::pod_ips(pod),
-        "identity": format!("spiffe://cluster.local/ns/{}/sa/{account}", namespace(pod)),
+        "identity": identity(pod),
         "phase": phase(pod), "ready": is_pod_ready(pod), "enrolled": is_enrolled(pod),
     })
 }

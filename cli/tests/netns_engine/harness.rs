@@ -142,7 +142,7 @@ pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
             "{what}: not within {} s",
             LIMIT.as_secs()
         );
-        std::thread::sleep(LOOK);
+        std::thread::park_timeout(LOOK);
     }
 }
 
