@@ -8,7 +8,7 @@ use culvert_tests::harness::capture::Capture;
 use culvert_tests::harness::certificates::{Signer, identity};
 use culvert_tests::harness::command::Running;
 use culvert_tests::harness::envoy::{self, ClientEnd};
-use culvert_tests::harness::mesh::{LIMIT, Mesh, MeshOptions};
+use culvert_tests::harness::mesh::{LIMIT, Mesh, MeshOptions, Pod};
 use culvert_tests::harness::runner::{Suite, Test};
 use culvert_tests::harness::wait::wait_until;
 use culvert_tests::kit::conversation::Greeting;
@@ -82,7 +82,16 @@ fn envoy_as_client_of_the_node_proxy(mesh: &Mesh) -> Result<()> {
             "spiffe://cluster.local/ns/outside/sa/envoy",
         )];
         let metrics = mesh.metrics("node-proxy/node-2")?;
-        Ok(metrics.sum("istio_tcp_connections_opened_total", &labels) > 0.0)
+        let opened: String = metrics
+            .text()
+            .lines()
+            .filter(|line| line.contains("_opened_total"))
+            .collect();
+        ensure!(
+            metrics.sum("istio_tcp_connections_opened_total", &labels) > 0.0,
+            "{opened}"
+        );
+        Ok(true)
     })
 }
 
@@ -100,27 +109,50 @@ fn envoy_as_client_is_refused(mesh: &Mesh) -> Result<()> {
     })
 }
 
-/// The pod is not enrolled, but its object says that it takes tunnels itself, as
-/// a proxy of another kind would: our node proxy opens one to it.
+/// Says in the pod's object that it takes tunnels, as the agent of a proxy of
+/// another kind would. The engine writes an object only when it changes.
+fn takes_tunnels(mesh: &Mesh, pod: &Pod) -> Result<()> {
+    let mut object = mesh.object("Pod", &pod.namespace, &pod.name)?;
+    object["metadata"]["annotations"]["culvert.dev/enrolled"] = serde_json::json!("true");
+    let directory = mesh.directory().join("objects/Pod");
+    let unfinished = directory.join(".envoy.new");
+    std::fs::write(&unfinished, object.to_string())?;
+    std::fs::rename(
+        unfinished,
+        directory.join(format!("{}.{}.json", pod.namespace, pod.name)),
+    )?;
+    Ok(())
+}
+
+/// The pod is not enrolled, but its object says that it takes tunnels itself: our
+/// node proxy opens one to it.
 fn envoy_as_server_behind_the_node_proxy(mesh: &Mesh) -> Result<()> {
     let files =
         Signer::of_mesh(mesh)?.pem_files(&identity("shop", "envoy")?, &mesh.manifests().work()?)?;
     let pod = mesh.pod("envoy.shop")?;
+    takes_tunnels(mesh, &pod)?;
     let configuration = envoy::server(&[9000], &files);
     let work = mesh.manifests().work()?;
     let _envoy = envoy::start(&mesh.pod_netns(&pod), &configuration, &work, "server")?;
-    let capture = Capture::start(&format!("cv-{}-net", mesh.name()), b"over the hills")?;
     let target = format!("{}:9000", pod.address(false)?);
+    let talk = || -> Result<Greeting> {
+        mesh.testkit("client.shop", &["talk", &target, "--limit", "5"])?
+            .json()
+    };
     wait_until("an answer of the application behind Envoy", LIMIT, || {
-        let said = mesh.testkit("client.shop", &["talk", &target, "--limit", "5"])?;
-        let greeting: Greeting = said.json()?;
+        let greeting = talk()?;
         ensure!(greeting.server == "behind-envoy", "{greeting:?}");
+        // Before discovery has told, the way is plain and the client seen.
         ensure!(
             greeting.peer == "127.0.0.1",
             "not through Envoy: {greeting:?}"
         );
         Ok(true)
     })?;
+    let capture = Capture::start(&format!("cv-{}-net", mesh.name()), b"over the hills")?;
+    for _ in 0..20 {
+        talk()?;
+    }
     let seen = capture.finish()?;
     ensure!(seen.packets > 0 && seen.with_marker == 0, "{seen:?}");
     Ok(())

@@ -105,14 +105,24 @@ fn nginx_1_gb_download(mesh: &Mesh) -> Result<()> {
 }
 
 fn nginx_chunked_upload(mesh: &Mesh) -> Result<()> {
-    let command = "head -c 52428800 /dev/zero | curl -sS --fail --max-time 100 -T - \
-        -H 'Transfer-Encoding: chunked' -H 'Expect:' http://nginx/upload";
+    let work = mesh.manifests().work()?;
+    let command = format!(
+        "head -c 52428800 /dev/urandom > {work}/upload && curl -sS --fail --max-time 100 -T - \
+         -H 'Transfer-Encoding: chunked' -H 'Expect:' http://nginx/upload < {work}/upload",
+        work = work.display()
+    );
     let said = mesh
-        .exec_within(CLIENT, &["sh", "-c", command], LONG)?
+        .exec_within(CLIENT, &["sh", "-c", &command], LONG)?
         .succeeded()?
         .text();
-    let length: u64 = said.trim().parse().with_context(|| said.clone())?;
-    ensure!(length > 52_428_800, "nginx received {length} bytes");
+    let stored = std::fs::read(said.trim()).with_context(|| said.clone())?;
+    let sent = std::fs::read(work.join("upload"))?;
+    ensure!(
+        sent == stored,
+        "nginx stored {} of {} bytes",
+        stored.len(),
+        sent.len()
+    );
     Ok(())
 }
 
