@@ -6,6 +6,7 @@
 //! what a workload or a tunnel is, and nothing here starts a task.
 
 mod connect;
+mod diag;
 mod exec;
 mod ioctl;
 mod limits;
@@ -16,6 +17,7 @@ mod sockopt;
 mod sysctl;
 
 pub use connect::{ConnectError, ConnectOptions, tcp_socket, udp_socket};
+pub use diag::{DiagError, SocketDiag};
 pub use exec::{ExecError, ExecPlan, FileBind, exec};
 pub use ioctl::{InterfaceError, loopback_up};
 pub use limits::{LimitError, raise_open_files};

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use culvert_netns::{
-    ConnectError, ConnectOptions, Family, Keepalive, ListenOptions, Netns, abort_on_close,
-    canonical, keepalive, listen_tcp, listen_udp, loopback_up, mark, original_destination,
-    set_keepalive, set_user_timeout, tcp_socket, write_sysctl,
+    ConnectError, ConnectOptions, Family, Keepalive, ListenOptions, Netns, SocketDiag,
+    abort_on_close, canonical, keepalive, listen_tcp, listen_udp, loopback_up, mark,
+    original_destination, set_keepalive, set_user_timeout, tcp_socket, write_sysctl,
 };
 
 const ANY: ListenOptions = ListenOptions {
@@ -209,4 +209,42 @@ fn keepalive_is_read_as_it_was_set_and_an_abort_is_a_reset() {
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
         })
         .expect("enter");
+}
+
+#[test]
+fn the_keepalive_of_a_foreign_socket_is_known() {
+    let idle = |seconds| Keepalive {
+        enabled: true,
+        idle: Duration::from_secs(seconds),
+        interval: Duration::from_secs(3),
+        probes: 2,
+    };
+    let elsewhere = fresh().run(SocketDiag::open).expect("enter").expect("diag");
+    let netns = fresh();
+    // Asked from another namespace's thread: the channel stays in its own.
+    let diag = netns.run(SocketDiag::open).expect("enter").expect("diag");
+    for ip in [
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ] {
+        let connect = || {
+            let listener = TcpListener::bind((ip, 0)).expect("bind");
+            let to = listener.local_addr().expect("address");
+            let client = TcpStream::connect(to).expect("connect");
+            (accept(&listener).0, client, to)
+        };
+        let (_server, client, to) = netns.run(connect).expect("enter");
+        let from = client.local_addr().expect("address");
+        let asked = |diag: &SocketDiag| diag.keepalive_in(from, to).expect("answer");
+        assert_eq!(asked(&diag), None, "no keepalive");
+        set_keepalive(&client, &idle(17)).expect("option");
+        assert_eq!(asked(&elsewhere), None, "not of that namespace");
+        let left = asked(&diag).expect("armed");
+        assert!(left <= Duration::from_secs(17), "{left:?}");
+        assert!(left > Duration::from_secs(10), "{left:?}");
+        let nobody = SocketAddr::new(ip, 1);
+        assert_eq!(diag.keepalive_in(from, nobody).expect("answer"), None);
+        // The other end is a socket of its own.
+        assert_eq!(diag.keepalive_in(to, from).expect("answer"), None);
+    }
 }
