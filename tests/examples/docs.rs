@@ -17,6 +17,10 @@ fn main() -> std::io::Result<()> {
             name: "culvert-ca",
             variables: culvert_ca::config::VARIABLES,
         },
+        Program {
+            name: "culvert-cni agent",
+            variables: culvert_cni::config::VARIABLES,
+        },
     ];
     std::fs::write(repository().join("docs/config.md"), config_page(&programs))
 }

@@ -139,6 +139,7 @@ async fn connect(
         baggage: None,
         forwarded: None,
         traceparent: None,
+        keepalive: None,
     };
     let open = tunnel.lease().connect(&head);
     tokio::select! {

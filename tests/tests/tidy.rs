@@ -55,6 +55,10 @@ fn the_config_page_is_current() {
             name: "culvert-ca",
             variables: culvert_ca::config::VARIABLES,
         },
+        Program {
+            name: "culvert-cni agent",
+            variables: culvert_cni::config::VARIABLES,
+        },
     ];
     let expected = rules::config_page(&programs);
     assert!(
