@@ -19,6 +19,7 @@ mod endpoints;
 mod fault;
 pub mod fixed;
 mod inbound;
+mod keepalive;
 mod local;
 mod outbound;
 pub mod pods;

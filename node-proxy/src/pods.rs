@@ -18,6 +18,7 @@ mod view;
 pub use host::{DataPath, NodeConfig, NodeHost};
 pub use metrics::PodMetrics;
 pub use pod::{
-    DNS_PORT, DnsSockets, INBOUND_PORT, OUTBOUND_PORT, PROXY_MARK, Pod, PodListeners, TUNNEL_PORT,
+    DNS_PORT, DnsSockets, INBOUND_PORT, OUTBOUND_PORT, PROXY_MARK, Pod, PodDiag, PodListeners,
+    TUNNEL_PORT,
 };
 pub use view::PodView;

@@ -11,7 +11,7 @@ use culvert_identity::{Identity, TrustDomain};
 use culvert_model::{Change, NetworkAddress, Service, ServiceName, WorkloadUid};
 use culvert_netns::{Netns, loopback_up};
 use culvert_node_proxy::dns::{Dns, DnsConfig, DnsMetrics};
-use culvert_node_proxy::pods::{Pod, sockets};
+use culvert_node_proxy::pods::{Pod, PodDiag, sockets};
 use culvert_node_proxy::state::State;
 use culvert_runtime::{Drain, Metrics, spawn_worker};
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
@@ -72,6 +72,7 @@ fn world(servers: &[IpAddr]) -> World {
         identity: Identity::new(&domain, "shop", "web").expect("identity"),
         workload: WorkloadUid::from("Kubernetes//Pod/shop/web"),
         netns: netns.clone(),
+        diag: PodDiag::default(),
     };
     let opened = sockets::open(&netns, sockets::Dns::On, Vec::new()).expect("sockets");
     runtime

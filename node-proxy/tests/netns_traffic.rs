@@ -8,11 +8,12 @@ mod mesh;
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
+use std::time::Duration;
 
 use culvert_model::{
     Action, Change, Group, Match, NetworkAddress, Policy, PolicyName, Rules, Scope, StringMatch,
 };
-use culvert_netns::Netns;
+use culvert_netns::{Keepalive, Netns, SocketDiag, set_keepalive};
 use culvert_node_proxy::pods::sockets::{self, Dns};
 use lan::{Lan, enroll, listen_in};
 use mesh::*;
@@ -362,5 +363,110 @@ fn curl_talks_through_the_tunnel_and_is_told_why_not() {
             "{text}"
         );
         assert!(text.ends_with(" 403"), "{text}");
+    });
+}
+
+/// Connects with the keepalive idle time, and says after how much silence the
+/// leg to the application at the other end is probed.
+async fn far_keepalive(
+    client: &Netns,
+    (server, at): (&Netns, IpAddr),
+    to: SocketAddr,
+    idle: Option<u64>,
+) -> Duration {
+    let listener = listen_in(server, SocketAddr::new(at, APPLICATION_PORT));
+    let listener = tokio::net::TcpListener::from_std(listener).expect("listener");
+    let socket = client.run(|| {
+        if to.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }
+    });
+    let socket = socket.expect("enter").expect("socket");
+    if let Some(seconds) = idle {
+        let wanted = Keepalive {
+            enabled: true,
+            idle: Duration::from_secs(seconds),
+            interval: Duration::from_secs(1),
+            probes: 3,
+        };
+        set_keepalive(&socket, &wanted).expect("option");
+    }
+    let mut stream = soon("connect", socket.connect(to)).await.expect("connect");
+    let (mut accepted, peer) = soon("accept", listener.accept()).await.expect("accept");
+    // Bytes that have come back say that the leg is complete.
+    stream.write_all(b"x").await.expect("write");
+    soon("read", accepted.read_u8()).await.expect("read");
+    accepted.write_all(b"y").await.expect("write");
+    soon("read", stream.read_u8()).await.expect("read");
+    let diag = server.run(SocketDiag::open).expect("enter").expect("diag");
+    let local = accepted.local_addr().expect("address");
+    // Until the last bytes are acknowledged, another timer is in its place.
+    wait("the far leg has keepalive", || {
+        diag.keepalive_in(peer, local).expect("answer")
+    })
+    .await
+}
+
+#[test]
+fn the_far_leg_has_the_applications_keepalive() {
+    run(async {
+        let world = World::new().await;
+        for family in 0..2 {
+            let address = |ip: IpAddr| SocketAddr::new(ip, APPLICATION_PORT);
+            let tunnelled = ips(SERVER)[family];
+            let handed = ips(NEIGHBOUR)[family];
+            let vip = SocketAddr::new(ips(VIPS)[family], SERVICE_PORT);
+            for (server, to) in [
+                ((&world.server, tunnelled), vip),
+                ((&world.server, tunnelled), address(tunnelled)),
+                ((&world.neighbour, handed), address(handed)),
+            ] {
+                for (idle, seconds) in [(None, 45), (Some(90), 45), (Some(7), 7)] {
+                    let found = far_keepalive(&world.client, server, to, idle).await;
+                    let range = Duration::from_secs(seconds - 4)..=Duration::from_secs(seconds);
+                    assert!(range.contains(&found), "{to} {idle:?}: {found:?}");
+                }
+            }
+        }
+    });
+}
+
+/// The plain leg is in the client's own namespace: its socket is the proxy's,
+/// known by the port that the stranger sees.
+#[test]
+fn a_plain_leg_has_the_applications_keepalive() {
+    run(async {
+        let world = World::new().await;
+        let stranger = SocketAddr::new(ips(STRANGER)[0], APPLICATION_PORT);
+        let listener = listen_in(&world.stranger, stranger);
+        let listener = tokio::net::TcpListener::from_std(listener).expect("listener");
+        let diag = world.client.run(SocketDiag::open);
+        let diag = diag.expect("enter").expect("diag");
+        for (idle, seconds) in [(None, 45), (Some(90), 45), (Some(7), 7)] {
+            let socket = world.client.run(TcpSocket::new_v4);
+            let socket = socket.expect("enter").expect("socket");
+            if let Some(seconds) = idle {
+                let wanted = Keepalive {
+                    enabled: true,
+                    idle: Duration::from_secs(seconds),
+                    interval: Duration::from_secs(1),
+                    probes: 3,
+                };
+                set_keepalive(&socket, &wanted).expect("option");
+            }
+            let connected = soon("connect", socket.connect(stranger)).await;
+            let mut stream = connected.expect("connect");
+            let (mut accepted, peer) = soon("accept", listener.accept()).await.expect("accept");
+            accepted.write_all(b"y").await.expect("write");
+            soon("read", stream.read_u8()).await.expect("read");
+            let found = wait("the plain leg has keepalive", || {
+                diag.keepalive_in(peer, stranger).expect("answer")
+            });
+            let found = found.await;
+            let range = Duration::from_secs(seconds - 4)..=Duration::from_secs(seconds);
+            assert!(range.contains(&found), "{idle:?}: {found:?}");
+        }
     });
 }

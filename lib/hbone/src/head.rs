@@ -17,6 +17,8 @@ pub struct ConnectHead {
     pub forwarded: Option<HeaderValue>,
     /// Trace context.
     pub traceparent: Option<HeaderValue>,
+    /// How long the application's socket may be silent before it is probed.
+    pub keepalive: Option<std::time::Duration>,
 }
 
 /// Why the head of a request cannot be served.
@@ -56,6 +58,9 @@ impl ConnectHead {
         }
         insert_unindexed(map, headers::FORWARDED, self.forwarded.as_ref());
         insert_unindexed(map, headers::TRACEPARENT, self.traceparent.as_ref());
+        if let Some(idle) = self.keepalive {
+            map.insert(headers::KEEPALIVE, headers::encode_keepalive(idle));
+        }
         Ok(request)
     }
 }
@@ -122,6 +127,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Authority, HeaderMap), HeadError> {
     headers::Baggage::decode(request.headers());
     headers::Forwarded::decode(request.headers());
     headers::TraceParent::decode(request.headers());
+    headers::decode_keepalive(request.headers());
     Ok((authority, std::mem::take(request.headers_mut())))
 }
 
@@ -157,6 +163,7 @@ mod tests {
             baggage: Some(HeaderValue::from_static("k8s.namespace.name=a")),
             forwarded: Some(HeaderValue::from_static("for=\"10.0.0.1:1\"")),
             traceparent: None,
+            keepalive: None,
         };
         let request = head.encode().unwrap();
         assert_eq!(decode(&request).unwrap(), head.authority);

@@ -1,9 +1,10 @@
-//! The headers that travel with a CONNECT request. All of them are telemetry:
-//! nothing here may feed an authorization decision.
+//! The headers that travel with a CONNECT request. All of them are telemetry, or
+//! a hint for a socket: nothing here may feed an authorization decision.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// Reason header of a refusal: category and id only, never a policy's name.
 pub const REASON: HeaderName = HeaderName::from_static("x-culvert-reason");
@@ -13,6 +14,8 @@ pub const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 pub const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 /// W3C trace context.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// After how much silence the application's socket is probed: whole seconds.
+pub const KEEPALIVE: HeaderName = HeaderName::from_static("x-culvert-keepalive");
 /// Network of the sender, only inside a tunnel through a gateway.
 pub const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
@@ -250,6 +253,27 @@ impl TraceParent {
     }
 }
 
+/// What the kernel takes for an idle time, in seconds.
+const IDLE_MAX: u64 = 32_767;
+
+/// The value of [`KEEPALIVE`], rounded up to a whole second.
+pub fn encode_keepalive(idle: Duration) -> HeaderValue {
+    let seconds = idle.as_secs() + u64::from(idle.subsec_nanos() > 0);
+    HeaderValue::from(seconds.clamp(1, IDLE_MAX))
+}
+
+/// Reads [`KEEPALIVE`]; what the kernel would not take is as if there were none.
+pub fn decode_keepalive(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(KEEPALIVE)?.to_str().ok()?;
+    if !text.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let seconds: u64 = text.parse().ok()?;
+    (1..=IDLE_MAX)
+        .contains(&seconds)
+        .then(|| Duration::from_secs(seconds))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,6 +297,38 @@ mod tests {
         ] {
             let headers = map(TRACEPARENT, HeaderValue::from_str(text).unwrap());
             assert_eq!(TraceParent::decode(&headers), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn keepalive_is_whole_seconds_that_a_socket_takes() {
+        let read =
+            |text: &str| decode_keepalive(&map(KEEPALIVE, HeaderValue::from_str(text).unwrap()));
+        for text in [
+            "",
+            "0",
+            "-1",
+            "+5",
+            " 5",
+            "5.5",
+            "32768",
+            "99999999999999999999",
+            "x",
+        ] {
+            assert_eq!(read(text), None, "{text}");
+        }
+        assert_eq!(decode_keepalive(&HeaderMap::new()), None);
+        assert_eq!(read("32767"), Some(Duration::from_secs(32_767)));
+        for (millis, text) in [
+            (0, "1"),
+            (1, "1"),
+            (9_990, "10"),
+            (10_000, "10"),
+            (99_999_999, "32767"),
+        ] {
+            let value = encode_keepalive(Duration::from_millis(millis));
+            assert_eq!(value, text);
+            assert!(decode_keepalive(&map(KEEPALIVE, value)).is_some());
         }
     }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use culvert_hbone::headers::{Forwarded, TraceParent};
+use culvert_hbone::headers::{Forwarded, TraceParent, decode_keepalive};
 use culvert_hbone::server::Incoming;
 use culvert_hbone::{TunnelStream, relay};
 use culvert_identity::Identity;
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::{Refused, dial_application, note_dry_run, open, proxy_header, refuse, target};
 use crate::connections::{Check, Direction, End, Facts, Ingress, OpenConnection};
+use crate::keepalive;
 use crate::outbound::{closed_end, relay_end};
 use crate::pods::Pod;
 use crate::socket::AbortOnDrop;
@@ -136,6 +137,7 @@ async fn admit(
         Ok(stream) => stream,
         Err(error) => return Err((facts, Refused::Application(error))),
     };
+    keepalive::mirror(&stream, decode_keepalive(incoming.headers()));
     let mut socket = AbortOnDrop::new(stream);
     if let Some(header) = target.proxy_header(peer.client, &peer.identity) {
         let written = socket.write_all(&proxy_header::encode(&header)).await;

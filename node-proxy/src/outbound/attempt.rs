@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Connected, Leg, bare_facts, refuse};
 use crate::connections::{Check, Egress, End, Facts, OpenConnection};
 use crate::fault::LegError;
+use crate::keepalive;
 use crate::local;
 use crate::pods::{PROXY_MARK, Pod};
 use crate::redirect::is_own_port;
@@ -247,7 +248,12 @@ impl Making<'_> {
             baggage: source.and_then(|source| crate::baggage::of(source).encode()),
             forwarded: forwarded.encode(),
             traceparent: Some(trace.encode()),
+            keepalive: self.application_keepalive(),
         }
+    }
+
+    fn application_keepalive(&self) -> Option<Duration> {
+        keepalive::of_application(self.worker, self.pod, self.client, self.destination)
     }
 
     async fn hand_over(
@@ -263,6 +269,7 @@ impl Making<'_> {
         let handed = local::connect(self.worker, snapshot, &target, &facts).await;
         match handed {
             Ok((far, inbound)) => {
+                keepalive::mirror(&far, self.application_keepalive());
                 let open = self.open(snapshot, facts, check)?;
                 Ok(Connected {
                     leg: Leg::Local(far, inbound),
@@ -309,6 +316,7 @@ impl Making<'_> {
                 if let Err(error) = set_keepalive(&stream, &KEEPALIVE) {
                     tracing::debug!(%error, "a connection has no keepalive");
                 }
+                keepalive::mirror(&stream, self.application_keepalive());
                 let open = self.open(snapshot, facts, check)?;
                 Ok(Connected {
                     leg: Leg::Direct(AbortOnDrop::new(stream)),

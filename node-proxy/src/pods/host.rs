@@ -13,7 +13,7 @@ use culvert_runtime::chain;
 use super::client::Host;
 use super::keeper::Keeper;
 use super::packet::Addition;
-use super::pod::{Pod, PodListeners};
+use super::pod::{Pod, PodDiag, PodListeners};
 use super::session::{SocketsKept, StopMode};
 use super::sockets::{self, KeptSocket};
 use crate::certs::Certificates;
@@ -113,6 +113,7 @@ impl<D: DataPath> NodeHost<D> {
             identity,
             workload: WorkloadUid::new(workload),
             netns: addition.netns.clone(),
+            diag: PodDiag::default(),
         })
     }
 

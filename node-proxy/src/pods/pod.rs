@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::net::{TcpListener, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use culvert_identity::Identity;
 use culvert_model::WorkloadUid;
-use culvert_netns::Netns;
+use culvert_netns::{Netns, SocketDiag};
 
 /// Outbound connections of the pod's programs are redirected here.
 pub const OUTBOUND_PORT: u16 = 15001;
@@ -35,6 +35,23 @@ pub struct Pod {
     pub workload: WorkloadUid,
     /// The pod's network namespace.
     pub netns: Netns,
+    /// Where its programs' sockets are asked for.
+    pub diag: PodDiag,
+}
+
+/// The channel through which the sockets of a pod's programs are asked for,
+/// opened when it is needed first; none where the kernel has none.
+#[derive(Debug, Clone, Default)]
+pub struct PodDiag(Arc<OnceLock<Option<SocketDiag>>>);
+
+impl PodDiag {
+    /// The channel, or what `open` gives for it the first time.
+    pub(crate) fn get_or_open(
+        &self,
+        open: impl FnOnce() -> Option<SocketDiag>,
+    ) -> Option<&SocketDiag> {
+        self.0.get_or_init(open).as_ref()
+    }
 }
 
 impl fmt::Debug for Pod {

@@ -83,6 +83,7 @@ mod tests {
             identity: identity("cart"),
             workload: WorkloadUid::from("Kubernetes//Pod/shop/cart"),
             netns: Netns::current().expect("own namespace"),
+            diag: crate::pods::PodDiag::default(),
         }
     }
 

@@ -17,7 +17,7 @@ use culvert_model::{
 use culvert_netns::Netns;
 use culvert_node_proxy::access_log::{AccessLog, Format};
 use culvert_node_proxy::certs::Certificates;
-use culvert_node_proxy::pods::{Pod, PodListeners};
+use culvert_node_proxy::pods::{Pod, PodDiag, PodListeners};
 use culvert_node_proxy::state::State;
 use culvert_node_proxy::traffic::TrafficMetrics;
 use culvert_node_proxy::workers::{Workers, WorkersConfig, WorkersParts};
@@ -155,6 +155,7 @@ impl Node {
             identity: identity(account),
             workload: uid(account),
             netns,
+            diag: PodDiag::default(),
         };
         self.workers
             .add_pod(pod, listeners)

@@ -45,6 +45,7 @@ fn head() -> ConnectHead {
         baggage: None,
         forwarded: None,
         traceparent: None,
+        keepalive: None,
     }
 }
 

@@ -20,6 +20,7 @@ fn head() -> ConnectHead {
         baggage: None,
         forwarded: None,
         traceparent: None,
+        keepalive: None,
     }
 }
 
