@@ -54,7 +54,7 @@ check: ## what CI checks before it tests
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
 		$(CARGO) doc --workspace --no-deps --document-private-items
-	$(TOOLS)/cargo-deny --offline check licenses bans sources
+	$(TOOLS)/cargo-deny check licenses bans sources
 	$(CARGO) test --workspace --test tidy
 	scripts/fuzz-smoke
 

@@ -50,6 +50,13 @@ impl Process {
         self.environment.iter().find_map(find)
     }
 
+    /// All of its variables.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.environment
+            .iter()
+            .filter_map(|word| word.split_once('='))
+    }
+
     /// Sends a signal; a process that has ended is no error.
     ///
     /// # Errors

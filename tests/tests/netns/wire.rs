@@ -45,6 +45,10 @@ pub(crate) const TESTS: &[Test<Mesh>] = &[
         "status_config_and_certs_answer",
         status_config_and_certs_answer,
     ),
+    (
+        "the_access_log_tells_both_ends",
+        the_access_log_tells_both_ends,
+    ),
     ("every_metric_is_documented", every_metric_is_documented),
 ];
 
@@ -257,6 +261,32 @@ fn every_metric_is_documented(mesh: &Mesh) -> Result<()> {
             missing.is_empty(),
             "{target}: not in docs/metrics.md: {missing:?}"
         );
+    }
+    Ok(())
+}
+
+fn the_access_log_tells_both_ends(mesh: &Mesh) -> Result<()> {
+    talk(mesh, "client.shop", "server.shop:80")?;
+    for (node, direction) in [("node-1", "outbound"), ("node-2", "inbound")] {
+        let parts = [
+            direction,
+            "connection complete",
+            "spiffe://cluster.local/ns/shop/sa/client",
+            "spiffe://cluster.local/ns/shop/sa/server",
+            "\"bytes_sent\"",
+            "\"bytes_recv\"",
+            "\"duration\"",
+        ];
+        wait_until(
+            &format!("the connection in the access log of {node}"),
+            LIMIT,
+            || {
+                let log = mesh.log(node);
+                Ok(log
+                    .lines()
+                    .any(|line| parts.iter().all(|part| line.contains(part))))
+            },
+        )?;
     }
     Ok(())
 }
