@@ -139,7 +139,8 @@ pub struct DryRunMatch {
 /// allowed; with some, one of them has to match.
 ///
 /// A policy that the workload names and that is not known refuses: nobody can
-/// tell what it was to forbid.
+/// tell what it was to forbid. What was made from a NetworkPolicy says nothing
+/// of a workload that calls itself.
 pub fn authorize(
     snapshot: &Snapshot,
     destination: &Workload,
@@ -147,12 +148,14 @@ pub fn authorize(
 ) -> Verdict {
     let source_ip = connection.source_ip.to_canonical();
     let proven = connection.source_identity;
+    let peer_workload = connection
+        .source_workload
+        .filter(|workload| proven.is_none_or(|identity| *identity == workload.identity));
     let subject = Subject {
         source_ips: std::slice::from_ref(&source_ip),
         peer_identity: proven,
-        peer_workload: connection
-            .source_workload
-            .filter(|workload| proven.is_none_or(|identity| *identity == workload.identity)),
+        peer_workload,
+        is_to_itself: peer_workload.is_some_and(|peer| peer.uid == destination.uid),
         destination_ip: connection.destination.ip().to_canonical(),
         destination_port: connection.destination.port(),
     };
@@ -170,7 +173,8 @@ pub fn authorize(
 
 /// Judges a connection that `source` wants to make to an address, behind which
 /// the workload stands if it is known. Only the egress policies that the source
-/// names apply; one that is not known refuses.
+/// names apply; one that is not known refuses. As in [`authorize`], a workload
+/// that calls itself is no matter of NetworkPolicies.
 pub fn authorize_egress(
     snapshot: &Snapshot,
     source: &Workload,
@@ -181,6 +185,7 @@ pub fn authorize_egress(
         source_ips: &source.addresses,
         peer_identity: destination_workload.map(|workload| &workload.identity),
         peer_workload: destination_workload,
+        is_to_itself: destination_workload.is_some_and(|peer| peer.uid == source.uid),
         destination_ip: destination.ip().to_canonical(),
         destination_port: destination.port(),
     };

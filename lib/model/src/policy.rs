@@ -40,6 +40,13 @@ impl Policy {
         }
     }
 
+    /// Whether it was made from a Kubernetes NetworkPolicy.
+    pub fn is_network_policy(&self) -> bool {
+        self.origin
+            .as_ref()
+            .is_some_and(|origin| &*origin.kind == Origin::NETWORK_POLICY)
+    }
+
     /// What stands in for a policy whose content could not be read.
     pub fn unreadable(name: PolicyName, scope: Scope) -> Self {
         Self {
@@ -186,4 +193,9 @@ pub struct Origin {
     pub name: Arc<str>,
     /// Whether it asks for a record only.
     pub audit: bool,
+}
+
+impl Origin {
+    /// The kind of a Kubernetes NetworkPolicy.
+    pub const NETWORK_POLICY: &str = "NetworkPolicy";
 }

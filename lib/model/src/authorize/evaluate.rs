@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use culvert_identity::Identity;
 use ipnet::IpNet;
 
-use crate::policy::{Match, Policy, Rules, StringMatch};
+use crate::policy::{Action, Match, Policy, Rules, StringMatch};
 use crate::workload::Workload;
 
 /// A connection as the conditions see it.
@@ -15,10 +15,16 @@ pub(super) struct Subject<'a> {
     pub(super) peer_workload: Option<&'a Workload>,
     pub(super) destination_ip: IpAddr,
     pub(super) destination_port: u16,
+    /// Source and destination are one workload.
+    pub(super) is_to_itself: bool,
 }
 
-/// The first group that matches.
+/// The first group that matches. What a NetworkPolicy forbids never matches
+/// between a pod and itself: Kubernetes does not block that.
 pub(super) fn matching_group(policy: &Policy, subject: &Subject<'_>) -> Option<usize> {
+    if subject.is_to_itself && policy.action == Action::Deny && policy.is_network_policy() {
+        return None;
+    }
     policy
         .groups
         .iter()

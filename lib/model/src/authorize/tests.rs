@@ -443,3 +443,71 @@ fn egress_obeys_only_what_the_source_names_and_looks_at_the_destination() {
     };
     assert!(authorize_egress(&snapshot, &free, addr("10.0.0.9:5432"), None).is_allowed());
 }
+
+#[test]
+fn a_network_policy_does_not_part_a_pod_from_itself() {
+    let of_kind = |kind: &str, policy: Policy| Policy {
+        origin: Some(Origin {
+            kind: kind.into(),
+            namespace: "shop".into(),
+            name: "closed".into(),
+            audit: false,
+        }),
+        ..policy
+    };
+    let everything = || deny_of("shop/closed", vec![Group::default()]);
+    let network = || of_kind("NetworkPolicy", everything());
+    let authorization = of_kind("AuthorizationPolicy", everything());
+    let own = Workload {
+        egress_policies: vec![policy_name("shop/closed")],
+        ..cart()
+    };
+    // Under the same account, but another pod.
+    let sibling = pod("shop", "cart-2", &["10.0.0.3"]);
+    let sibling = Workload {
+        identity: own.identity.clone(),
+        ..sibling
+    };
+    let thief = identity("shop", "thief");
+    #[rustfmt::skip]
+    let table = [
+        ("a pod of the same account", network(), &sibling, Some(&own.identity), "deny by shop/closed"),
+        ("somebody else at its address", network(), &own, Some(&thief), "deny by shop/closed"),
+        ("another kind of policy", authorization, &own, Some(&own.identity), "deny by shop/closed"),
+        ("a policy of unknown origin", everything(), &own, Some(&own.identity), "deny by shop/closed"),
+        ("itself", network(), &own, Some(&own.identity), "allow"),
+        ("itself, plainly", network(), &own, None, "allow"),
+    ];
+    for (case, policy, source, source_identity, expected) in table {
+        let snapshot =
+            Snapshot::empty().apply([Change::Policy(policy.clone()), Change::EgressPolicy(policy)]);
+        let connection = PeerConnection {
+            source_ip: source.addresses[0],
+            source_identity,
+            source_workload: Some(source),
+            destination: addr("10.0.0.2:8080"),
+        };
+        assert_eq!(
+            told(&authorize(&snapshot, &own, &connection)),
+            expected,
+            "{case}"
+        );
+        if source_identity == Some(&own.identity) {
+            let to = SocketAddr::new(source.addresses[0], 8080);
+            let verdict = authorize_egress(&snapshot, &own, to, Some(source));
+            assert_eq!(told(&verdict), expected, "egress: {case}");
+        }
+    }
+    // An ALLOW that does not match still refuses.
+    let snapshot = Snapshot::empty().apply([
+        Change::Policy(network()),
+        Change::Policy(allow_of("shop/a", one(port_9()))),
+    ]);
+    let connection = PeerConnection {
+        source_ip: ip("10.0.0.2"),
+        source_identity: Some(&own.identity),
+        source_workload: Some(&own),
+        destination: addr("10.0.0.2:8080"),
+    };
+    assert_eq!(told(&authorize(&snapshot, &own, &connection)), "no allow");
+}

@@ -49,6 +49,7 @@ struct Facts {
     sources: Vec<(bool, u128)>,
     destination: (bool, u128),
     port: u16,
+    itself: bool,
 }
 
 /// Family and bits of an address.
@@ -119,6 +120,10 @@ fn questions(m: &Match, f: &Facts) -> Vec<(bool, bool)> {
 }
 
 fn policy_matches(policy: &Policy, facts: &Facts) -> bool {
+    let kind = policy.origin.as_ref().map(|origin| origin.kind.to_string());
+    if facts.itself && policy.action == Action::Deny && kind == Some("NetworkPolicy".to_owned()) {
+        return false;
+    }
     for group in &policy.groups {
         let mut failed = 0;
         for rules in &group.rules {
@@ -213,6 +218,7 @@ fn facts_of(identity: Option<&Identity>) -> Facts {
         sources: Vec::new(),
         destination: (true, 0),
         port: 0,
+        itself: false,
     }
 }
 
@@ -239,6 +245,7 @@ pub(super) fn ingress(
         sources: vec![bits(connection.source_ip)],
         destination: bits(connection.destination.ip()),
         port: connection.destination.port(),
+        itself: member.map(|workload| workload.uid.as_str()) == Some(destination.uid.as_str()),
         ..facts_of(connection.source_identity)
     };
     let (list, unknown) = applying(
@@ -260,6 +267,7 @@ pub(super) fn egress(
         sources: source.addresses.iter().copied().map(bits).collect(),
         destination: bits(destination.ip()),
         port: destination.port(),
+        itself: workload.map(|workload| workload.uid.as_str()) == Some(source.uid.as_str()),
         ..facts_of(workload.map(|workload| &workload.identity))
     };
     let (list, unknown) = applying(all, &source.egress_policies, None);

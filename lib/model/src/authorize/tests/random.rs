@@ -145,9 +145,19 @@ fn policy_of_name(name: &'static str) -> impl Strategy<Value = Policy> {
         Scope::WorkloadSelector,
     ]);
     let action = select(vec![Action::Allow, Action::Deny]);
-    (scope, action, prop::bool::weighted(0.2), groups).prop_map(
-        move |(scope, action, dry_run, groups)| Policy {
+    let origin = option::of(select(vec!["NetworkPolicy", "AuthorizationPolicy"]));
+    let origin = origin.prop_map(|kind| {
+        kind.map(|kind| Origin {
+            kind: kind.into(),
+            namespace: "a".into(),
+            name: "1".into(),
+            audit: false,
+        })
+    });
+    (scope, action, prop::bool::weighted(0.2), groups, origin).prop_map(
+        move |(scope, action, dry_run, groups, origin)| Policy {
             dry_run,
+            origin,
             ..Policy::new(policy_name(name), scope, action, groups)
         },
     )
