@@ -72,6 +72,25 @@ pub(crate) fn families(service: &Value) -> Families {
         .collect()
 }
 
+/// As Kubernetes defaults them: one family, the cluster's first, unless the
+/// service names two or its policy asks for both. A program that listens on
+/// IPv4 alone is then not offered under an IPv6 address.
+fn choose(asked: Families, policy: Option<&str>, cluster: Families) -> Families {
+    let named = if asked.is_empty() { cluster } else { asked };
+    let both = match policy {
+        Some("PreferDualStack" | "RequireDualStack") => true,
+        Some(_) => false,
+        None => asked.len() > 1,
+    };
+    let others = named.iter().skip(1).chain(cluster.iter());
+    let others = others.filter(|family| Some(*family) != named.first());
+    named
+        .first()
+        .into_iter()
+        .chain(others.take(usize::from(both)))
+        .collect()
+}
+
 fn complete(service: &Value, cluster: Families, taken: &mut BTreeSet<IpAddr>) -> Value {
     let mut done = service.clone();
     set_default(&mut done, &["spec", "type"], json!("ClusterIP"));
@@ -83,18 +102,12 @@ fn complete(service: &Value, cluster: Families, taken: &mut BTreeSet<IpAddr>) ->
     }
     let fixed = addresses(&done);
     let asked = families(&done);
-    let single = text(&done, "/spec/ipFamilyPolicy") == Some("SingleStack");
-    let mut chosen = if !fixed.is_empty() && text(&done, "/spec/clusterIP") != Some("None") {
+    let chosen = if !fixed.is_empty() && text(&done, "/spec/clusterIP") != Some("None") {
         fixed.iter().copied().map(Family::of).collect()
-    } else if !asked.is_empty() {
-        asked
     } else {
-        cluster
+        choose(asked, text(&done, "/spec/ipFamilyPolicy"), cluster)
     };
-    if single {
-        chosen = chosen.first().into_iter().collect();
-    }
-    if asked.is_empty() {
+    if asked.len() < chosen.len() {
         let written: Vec<_> = chosen.iter().map(|family| json!(family.name())).collect();
         set(&mut done, &["spec", "ipFamilies"], json!(written));
     }
@@ -214,9 +227,10 @@ mod tests {
     }
 
     #[test]
-    fn dual_stack_by_default_and_stable() {
+    fn one_family_by_default_and_stable() {
         let spec = completed(&json!({"ports": [{"port": 80}]}));
-        assert_eq!(spec["ipFamilies"], json!(["IPv4", "IPv6"]));
+        assert_eq!(spec["ipFamilies"], json!(["IPv4"]));
+        assert_eq!(spec["ipFamilyPolicy"], json!("SingleStack"));
         assert_eq!(spec["ports"][0]["targetPort"], json!(80));
         assert_eq!(spec["ports"][0]["protocol"], json!("TCP"));
         assert_eq!(
@@ -244,6 +258,23 @@ mod tests {
     }
 
     #[test]
+    fn a_wish_for_both_families_counts() {
+        for wish in [
+            json!({"ipFamilyPolicy": "PreferDualStack"}),
+            json!({"ipFamilies": ["IPv4"], "ipFamilyPolicy": "RequireDualStack"}),
+            json!({"ipFamilies": ["IPv4", "IPv6"]}),
+        ] {
+            let spec = completed(&wish);
+            assert_eq!(spec["ipFamilies"][0], json!("IPv4"), "{wish}");
+            assert_eq!(
+                spec["clusterIPs"].as_array().expect("list").len(),
+                2,
+                "{wish}"
+            );
+        }
+    }
+
+    #[test]
     fn a_fixed_address_stays() {
         let spec = completed(&json!({"clusterIP": "10.96.3.3"}));
         assert_eq!(spec["clusterIPs"], json!(["10.96.3.3"]));
@@ -264,7 +295,7 @@ mod tests {
     fn no_address_twice() {
         let mut cluster = Cluster::default();
         for index in 0..300 {
-            let mut one = service(&json!({}));
+            let mut one = service(&json!({"ipFamilyPolicy": "PreferDualStack"}));
             one["metadata"]["name"] = json!(format!("s{index}"));
             cluster.put(one);
         }
