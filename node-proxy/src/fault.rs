@@ -67,6 +67,12 @@ impl LegError {
         }
     }
 
+    /// Whether nobody took the connection: over another way to the same
+    /// application somebody may.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Dial(_) | Self::Refused { status: 503, .. })
+    }
+
     pub(crate) fn flag(&self) -> Flag {
         match self {
             Self::Certificate(_) => Flag::IdentityError,

@@ -470,3 +470,41 @@ fn a_plain_leg_has_the_applications_keepalive() {
         }
     });
 }
+
+#[test]
+fn an_application_of_one_family_is_reached_by_both_addresses_of_its_service() {
+    run(async {
+        let world = World::new().await;
+        let only_v4 = |netns: &Netns| {
+            let any = SocketAddr::new("0.0.0.0".parse().expect("ip"), APPLICATION_PORT);
+            tokio::task::spawn_local(serve_echo(listen_in(netns, any)));
+        };
+        let vip = SocketAddr::new(ips(VIPS)[1], SERVICE_PORT);
+        // Nobody listens at all: one refusal.
+        let refused = ask(&world.client, vip, "").await.expect_err("refused");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionReset);
+        let failed = "istio_tcp_connections_failed_total";
+        let of_source = ["reporter=\"source\""];
+        assert_eq!(world.near.sum(failed, &of_source), 1);
+        // A pod's address means that address.
+        only_v4(&world.server);
+        let pod = SocketAddr::new(ips(SERVER)[1], APPLICATION_PORT);
+        let refused = ask(&world.client, pod, "").await.expect_err("refused");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(world.near.sum(failed, &of_source), 2);
+        let answer = ask(&world.client, vip, "hello").await.expect("exchange");
+        assert_eq!(answer, format!("[{}]hello", ips(CLIENT)[0]));
+        assert_eq!(world.near.sum(failed, &of_source), 2);
+        // The same on one node.
+        only_v4(&world.neighbour);
+        let behind = [("web", SERVICE_PORT, APPLICATION_PORT)];
+        let mut neighbour = workload("neighbour", ips(NEIGHBOUR)[0], &behind);
+        neighbour.addresses = ips(NEIGHBOUR);
+        world.apply(vec![
+            Change::RemoveAddress(uid("server").as_str().into()),
+            Change::Workload(neighbour),
+        ]);
+        let answer = ask(&world.client, vip, "hello").await.expect("exchange");
+        assert!(answer.ends_with("]hello"), "{answer}");
+    });
+}

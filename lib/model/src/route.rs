@@ -6,7 +6,7 @@ mod endpoint;
 mod tests;
 mod waypoint;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use culvert_identity::Identity;
@@ -45,6 +45,47 @@ pub enum Route {
     /// Plainly, to the address that the application named. The service is
     /// there when it asks for this.
     PassThrough(Option<Arc<Service>>),
+}
+
+impl Route {
+    /// The same endpoint at its address of the other family: what is left when
+    /// its application listens in one family only. Where the application at the
+    /// source named a service, and both the service and the source have that
+    /// family; a pod's address is what was asked for, and nothing else.
+    pub fn in_other_family(&self, source: &Workload) -> Option<Self> {
+        match self {
+            Self::Tunnel(tunnel) if tunnel.hop == Hop::Endpoint => {
+                let service = tunnel.service.as_ref()?;
+                let ip = other_address(source, service, &tunnel.workload, tunnel.authority.ip())?;
+                Some(Self::Tunnel(TunnelRoute {
+                    address: SocketAddr::new(ip, tunnel.address.port()),
+                    authority: SocketAddr::new(ip, tunnel.authority.port()),
+                    ..tunnel.clone()
+                }))
+            }
+            Self::Plain(plain) => {
+                let service = plain.service.as_ref()?;
+                let ip = other_address(source, service, &plain.workload, plain.address.ip())?;
+                Some(Self::Plain(PlainRoute {
+                    address: SocketAddr::new(ip, plain.address.port()),
+                    ..plain.clone()
+                }))
+            }
+            Self::Tunnel(_) | Self::PassThrough(_) => None,
+        }
+    }
+}
+
+fn other_address(
+    source: &Workload,
+    service: &Service,
+    workload: &Workload,
+    tried: IpAddr,
+) -> Option<IpAddr> {
+    let mut addresses = workload.addresses.iter().copied();
+    addresses.find(|ip| {
+        ip.is_ipv4() != tried.is_ipv4() && source.has_family(*ip) && service.ip_families.allows(*ip)
+    })
 }
 
 /// A way through a tunnel.

@@ -110,6 +110,13 @@ impl Workload {
         self.tunnel_protocol == TunnelProtocol::Hbone
     }
 
+    /// Whether it can connect to addresses of this one's family. One without any
+    /// address is taken to have both.
+    pub(crate) fn has_family(&self, ip: IpAddr) -> bool {
+        let own = &self.addresses;
+        own.is_empty() || own.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
+    }
+
     /// Whether it is a member of the peer set.
     pub fn is_in_set(&self, set: &str) -> bool {
         self.peer_sets.iter().any(|name| **name == *set)

@@ -107,7 +107,7 @@ impl Making<'_> {
     async fn attempts(&self) -> Result<Connected, Refusal> {
         let mut failed = self.worker.endpoints.ejected();
         let mut ejected = !failed.is_empty();
-        let mut last: Option<(Facts, Rc<LegError>)> = None;
+        let mut last: Option<(Box<Failed>, Route)> = None;
         for _ in 0..ATTEMPTS_MAX {
             let snapshot = self.worker.shared.parts.state.snapshot();
             let routed = match self.route(&snapshot, &failed) {
@@ -124,19 +124,36 @@ impl Making<'_> {
                 Err(Reject::EndpointsExhausted) if last.is_some() => break,
                 Err(reject) => return Err(self.rejected(reject)),
             };
-            match self.attempt(&snapshot, route).await {
+            match self.attempt(&snapshot, &route).await {
                 Ok(connected) => return Ok(connected),
                 Err(Missed::Refused(refusal)) => return Err(refusal),
                 Err(Missed::Retry(missed)) => {
-                    failed.push(missed.workload);
-                    last = Some((missed.facts, missed.error));
+                    failed.push(missed.workload.clone());
+                    last = Some((missed, route));
                 }
             }
         }
-        Err(match last {
-            Some((facts, error)) => self.leg_failed(&facts, &error),
-            None => self.rejected(Reject::EndpointsExhausted),
-        })
+        match last {
+            Some((missed, route)) => self.other_family(missed, &route).await,
+            None => Err(self.rejected(Reject::EndpointsExhausted)),
+        }
+    }
+
+    /// No endpoint could be connected to: a service may have been named by an
+    /// address of a family in which its application does not listen.
+    async fn other_family(&self, missed: Box<Failed>, route: &Route) -> Result<Connected, Refusal> {
+        let snapshot = self.worker.shared.parts.state.snapshot();
+        let source = missed.facts.source.as_deref();
+        let other = source.and_then(|source| route.in_other_family(source));
+        let Some(other) = other.filter(|_| missed.error.is_unreachable()) else {
+            return Err(self.leg_failed(&missed.facts, &missed.error));
+        };
+        match self.attempt(&snapshot, &other).await {
+            Ok(connected) => Ok(connected),
+            Err(Missed::Refused(refusal)) => Err(refusal),
+            // What the application asked for is what is told.
+            Err(Missed::Retry(_)) => Err(self.leg_failed(&missed.facts, &missed.error)),
+        }
     }
 
     fn route(&self, snapshot: &Snapshot, failed: &[WorkloadUid]) -> Result<Route, Reject> {
@@ -154,18 +171,23 @@ impl Making<'_> {
         route_again(snapshot, &attempt, &*self.worker.endpoints, &mut random)
     }
 
-    async fn attempt(&self, snapshot: &Arc<Snapshot>, route: Route) -> Result<Connected, Missed> {
+    async fn attempt(&self, snapshot: &Arc<Snapshot>, route: &Route) -> Result<Connected, Missed> {
         match route {
-            Route::Tunnel(route) => match local::target(self.worker, &route) {
-                Some(target) => self.hand_over(snapshot, &route, target).await,
-                None => self.tunnel(snapshot, &route).await,
+            Route::Tunnel(route) => match local::target(self.worker, route) {
+                Some(target) => self.hand_over(snapshot, route, target).await,
+                None => self.tunnel(snapshot, route).await,
             },
             Route::Plain(PlainRoute {
                 workload,
                 service,
                 address,
-            }) => self.plain(snapshot, address, Some(workload), service).await,
+            }) => {
+                let workload = Some(Arc::clone(workload));
+                self.plain(snapshot, *address, workload, service.clone())
+                    .await
+            }
             Route::PassThrough(service) => {
+                let service = service.clone();
                 self.plain(snapshot, self.destination, None, service).await
             }
         }

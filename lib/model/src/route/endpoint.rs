@@ -159,10 +159,6 @@ impl Picker<'_> {
             return None;
         }
         let named = self.attempt.destination.ip();
-        let source = &self.attempt.source.addresses;
-        let source_has = |ip: IpAddr| {
-            source.is_empty() || source.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
-        };
         let service_allows =
             |ip: IpAddr| service.is_none_or(|service| service.ip_families.allows(ip));
         if workload.addresses.contains(&named) {
@@ -172,7 +168,7 @@ impl Picker<'_> {
             .addresses
             .iter()
             .copied()
-            .filter(|ip| source_has(*ip) && service_allows(*ip))
+            .filter(|ip| self.attempt.source.has_family(*ip) && service_allows(*ip))
             .min_by_key(|ip| ip.is_ipv4() != named.is_ipv4())
     }
 

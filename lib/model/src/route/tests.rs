@@ -549,3 +549,44 @@ fn after_a_failure_another_one_is_tried() {
     assert_eq!(last("10.96.0.1:80"), "endpoints_exhausted");
     assert_eq!(last("10.0.0.2:80"), "endpoints_exhausted");
 }
+
+#[test]
+fn the_other_family_is_another_address_of_the_same_endpoint() {
+    let dual = ["10.0.0.2", "fd00::2"];
+    let told_other = |source: &Workload, cart: Workload, ip_families, destination: &str| {
+        let cart_service = Service {
+            ip_families,
+            ..service("cart", &["10.96.0.1", "fd00:96::1"], &[port(80, 80)])
+        };
+        let route = go(&world(&[web(), cart], &[cart_service]), source, destination);
+        let other = route.expect("a route").in_other_family(source);
+        other.map_or("none".to_owned(), |other| {
+            // There is no third family.
+            let again = other.in_other_family(source).expect("back");
+            assert_ne!(again, other);
+            told(&Ok(other))
+        })
+    };
+    use IpFamilies::{Automatic, Dual, Ipv4Only, Ipv6Only};
+    let (v4, v6) = ("10.96.0.1:80", "[fd00:96::1]:80");
+    let only_v4 = pod("shop", "web", &["10.0.0.1"]);
+    let to_v4 = "tunnel 10.0.0.2:15008 for 10.0.0.2:80";
+    let to_v6 = "tunnel [fd00::2]:15008 for [fd00::2]:80";
+    #[rustfmt::skip]
+    let table = [
+        ("a pod's address", web(), cart(&dual), Automatic, "10.0.0.2:80", "none"),
+        ("a pod's IPv6 address", web(), cart(&dual), Automatic, "[fd00::2]:80", "none"),
+        ("an address outside", web(), cart(&dual), Automatic, "192.0.2.1:80", "none"),
+        ("an endpoint of one family", web(), cart(&dual[..1]), Automatic, v6, "none"),
+        ("a source of one family", only_v4, cart(&dual), Automatic, v4, "none"),
+        ("a service of IPv4 alone", web(), cart(&dual), Ipv4Only, v4, "none"),
+        ("a service of IPv6 alone", web(), cart(&dual), Ipv6Only, v6, "none"),
+        ("from IPv4", web(), cart(&dual), Automatic, v4, to_v6),
+        ("from IPv6", web(), cart(&dual), Dual, v6, to_v4),
+        ("not in the mesh", web(), unmeshed(cart(&dual)), Automatic, v6, "plain 10.0.0.2:80"),
+    ];
+    for (case, source, cart, ip_families, destination, expected) in table {
+        let found = told_other(&source, cart, ip_families, destination);
+        assert_eq!(found, expected, "{case}");
+    }
+}
