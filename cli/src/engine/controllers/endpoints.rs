@@ -199,7 +199,8 @@ mod tests {
         let mut cluster = Cluster::default();
         cluster.put(json!({"apiVersion": "v1", "kind": "Service",
             "metadata": {"name": "web", "namespace": "shop"},
-            "spec": {"selector": {"app": "web"}, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}}));
+            "spec": {"ipFamilyPolicy": "PreferDualStack", "selector": {"app": "web"},
+                     "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}}));
         cluster.settle(services::desired);
         for pod in pods {
             cluster.put(pod.clone());
