@@ -1,6 +1,7 @@
 //! Where a mesh on this machine keeps its state, and process ids that can be
 //! trusted after a crash.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -123,9 +124,28 @@ impl StateDir {
     /// List of files and directories made outside the state directory.
     #[must_use]
     pub fn created_paths(&self) -> PathBuf {
-        self.path("created-paths")
+        self.path(CREATED_PATHS)
+    }
+
+    /// What the other meshes of this machine list as made by them: they may
+    /// have it in use.
+    #[must_use]
+    pub fn created_by_others(&self) -> BTreeSet<PathBuf> {
+        let meshes = self.root.parent().and_then(|all| fs::read_dir(all).ok());
+        let others = meshes
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|root| *root != self.root);
+        others
+            .filter_map(|root| fs::read_to_string(root.join(CREATED_PATHS)).ok())
+            .flat_map(|list| list.lines().map(PathBuf::from).collect::<Vec<_>>())
+            .collect()
     }
 }
+
+/// Name of the list of [`StateDir::created_paths`].
+const CREATED_PATHS: &str = "created-paths";
 
 /// A process, told from a later one with the same number by its start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

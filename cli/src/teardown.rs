@@ -190,9 +190,12 @@ async fn wait_until(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
 
 fn remove_files(state: &StateDir, found: &mut Found) -> Result<(), TeardownError> {
     // Mount points that were made for volumes, deepest first. What is in use by
-    // others is not empty and stays.
+    // others is not empty and stays, and so does what another mesh needs too:
+    // removing a mount point would unmount it in that mesh's pods.
+    let others = state.created_by_others();
     let made = fs::read_to_string(state.created_paths()).unwrap_or_default();
     let mut made: Vec<_> = made.lines().map(PathBuf::from).collect();
+    made.retain(|path| !others.contains(path));
     made.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
     for path in made {
         let empty_file =

@@ -8,7 +8,8 @@ fn pod(name: &str, annotations: &str) -> String {
          metadata: {{name: {name}, namespace: shop, labels: {{app: {name}}}, annotations: {{{annotations}}}}}\n\
          spec:\n  containers: [{{name: server, image: testserver}}]\n---\n\
          apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\n\
-         spec: {{selector: {{app: {name}}}, ports: [{{port: 80, targetPort: 8080}}]}}\n---\n"
+         spec: {{ipFamilyPolicy: PreferDualStack, selector: {{app: {name}}},\n  \
+                ports: [{{port: 80, targetPort: 8080}}]}}\n---\n"
     )
 }
 

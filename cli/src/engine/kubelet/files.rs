@@ -334,13 +334,14 @@ fn is_plain(component: std::path::Component<'_>) -> bool {
 }
 
 fn ensure_target(state: &StateDir, target: &Path, directory: bool) -> io::Result<()> {
-    if target.exists() {
-        return Ok(());
-    }
+    let others = state.created_by_others();
     let missing: Vec<_> = target
         .ancestors()
-        .take_while(|path| !path.exists())
+        .take_while(|path| !path.exists() || others.contains(*path))
         .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
     let mut list = fs::OpenOptions::new()
         .create(true)
         .append(true)
@@ -355,7 +356,11 @@ fn ensure_target(state: &StateDir, target: &Path, directory: bool) -> io::Result
     if let Some(parent) = target.parent() {
         fs::create_dir_all(parent)?;
     }
-    fs::File::create(target).map(|_| ())
+    let create = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(target);
+    create.map(|_| ())
 }
 
 /// Addresses of a pod for its hosts file.
