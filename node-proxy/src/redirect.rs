@@ -108,10 +108,12 @@ fn is_exhausted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(23 | 24))
 }
 
-fn refuse_one(listener: &TcpListener) {
-    if let Ok((socket, _)) = socket2::SockRef::from(listener).accept() {
-        let _ = culvert_netns::abort_on_close(&socket);
-    }
+fn refuse_one(listener: &TcpListener) -> bool {
+    let Ok((socket, _)) = socket2::SockRef::from(listener).accept() else {
+        return false;
+    };
+    let _ = culvert_netns::abort_on_close(&socket);
+    true
 }
 
 fn deal(worker: &Rc<Worker>, pod: &Arc<Pod>, entry: Entry, accepted: Accepted) {

@@ -52,7 +52,9 @@ impl Settings {
             send_buffer_bytes_max: 256 * 1024,
             pending_resets_max: 4096,
             check_interval: Duration::from_secs(1),
-            ping_interval: Duration::from_secs(10),
+            // With the limit for the answer this keeps a dead peer's streams
+            // below ten seconds, also when nobody writes.
+            ping_interval: Duration::from_secs(5),
             ping_timeout: Duration::from_secs(3),
             idle_timeout: Duration::from_secs(25),
             lifetime_max: Duration::from_secs(3600),

@@ -138,11 +138,13 @@ impl Worker {
     }
 
     /// Closes one waiting connection with a RST, so that its client does not
-    /// hang, although there is no descriptor left.
-    pub(crate) fn shed_one(&self, accept: impl FnOnce()) {
-        self.shared.parts.traffic.totals().shed(Shed::Descriptors);
+    /// hang, although there is no descriptor left. `accept` says whether there
+    /// was one: the kernel asks for a descriptor before it looks.
+    pub(crate) fn shed_one(&self, accept: impl FnOnce() -> bool) {
         drop(self.spare.borrow_mut().take());
-        accept();
+        if accept() {
+            self.shared.parts.traffic.totals().shed(Shed::Descriptors);
+        }
         *self.spare.borrow_mut() = open_spare();
     }
 

@@ -115,6 +115,11 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(workers: usize) -> Self {
+        Self::with_descriptors(workers, 2048)
+    }
+
+    /// As if the process could open that many files.
+    pub(crate) fn with_descriptors(workers: usize, descriptors: u64) -> Self {
         let state = State::new("");
         let store = Arc::new(CertificateStore::new());
         let metrics = Metrics::new();
@@ -127,7 +132,8 @@ impl Node {
             access_log: AccessLog::start(Format::Text, Box::new(log.clone())).expect("log"),
             clock,
         };
-        let workers = Workers::start(WorkersConfig::new(workers, 2048), parts).expect("workers");
+        let workers =
+            Workers::start(WorkersConfig::new(workers, descriptors), parts).expect("workers");
         Self {
             workers,
             state,
