@@ -355,7 +355,7 @@ impl Agent {
         };
         let netns = match request {
             Request::Add { uid, .. } => self.netns.get(uid).cloned(),
-            Request::Delete(_) | Request::SnapshotSent => None,
+            Request::Keep(_) | Request::Delete(_) | Request::SnapshotSent => None,
         };
         match packet::encode(request) {
             Ok(bytes) => {

@@ -84,6 +84,9 @@ pub fn encode(request: &Request) -> Result<Vec<u8>, PacketError> {
                 service_account: service_account.clone(),
             }),
         }),
+        Request::Keep(uid) => Payload::Keep(zds::KeepWorkload {
+            uid: uid.to_string(),
+        }),
         Request::Delete(uid) => Payload::Del(zds::DelWorkload {
             uid: uid.to_string(),
         }),
@@ -139,6 +142,8 @@ mod tests {
         };
         assert!(encode(&add(253)).is_ok(), "the longest names of Kubernetes");
         assert!(matches!(encode(&add(600)), Err(PacketError::TooLong(_))));
+        let bytes = encode(&Request::Keep("u1".into())).expect("short");
+        assert_eq!(bytes, [0x2a, 4, 0x0a, 2, b'u', b'1']);
         let bytes = encode(&Request::Delete("u1".into())).expect("short");
         assert_eq!(bytes, [0x12, 4, 0x12, 2, b'u', b'1'], "the UID is field 2");
     }

@@ -20,6 +20,9 @@ pub enum Request {
         /// Its service account.
         service_account: String,
     },
+    /// Go on with this pod if you serve it; its namespace cannot be opened at
+    /// the moment. Only before the snapshot is complete.
+    Keep(Uid),
     /// The pod is gone.
     Delete(Uid),
     /// Every pod has been named.
@@ -30,6 +33,8 @@ pub enum Request {
 #[derive(Debug, Default)]
 pub(super) struct Proxy {
     told: BTreeMap<Uid, Told>,
+    /// Pods that it was asked to go on with, with their sandboxes.
+    kept: BTreeMap<Uid, Generation>,
     in_flight: Option<InFlight>,
     snapshot_sent: bool,
 }
@@ -148,10 +153,15 @@ impl State {
                     error: (!error.is_empty()).then_some(error),
                     again: false,
                 };
+                proxy.kept.remove(&uid);
                 proxy.told.insert(uid, told);
             }
+            Request::Keep(uid) => drop(proxy.kept.insert(uid, sent.generation)),
             // It would have told of a pod that it still serves by closing.
-            Request::Delete(uid) => drop(proxy.told.remove(&uid)),
+            Request::Delete(uid) => {
+                proxy.kept.remove(&uid);
+                proxy.told.remove(&uid);
+            }
             Request::SnapshotSent if error.is_empty() => proxy.snapshot_sent = true,
             Request::SnapshotSent => self.close(connection, actions),
         }
@@ -196,7 +206,13 @@ impl State {
         if proxy.in_flight.is_some() {
             return None;
         }
-        if let Some(uid) = proxy.told.keys().find(|uid| !self.is_announced(uid)) {
+        let told = proxy.told.keys().find(|uid| !self.is_announced(uid));
+        let kept = || {
+            let mut kept = proxy.kept.iter();
+            kept.find(|(uid, generation)| !self.is_to_be_kept(uid, **generation))
+                .map(|(uid, _)| uid)
+        };
+        if let Some(uid) = told.or_else(kept) {
             return Some((Request::Delete(Arc::clone(uid)), 0));
         }
         if !is_newest {
@@ -210,7 +226,32 @@ impl State {
         if let Some((uid, pod)) = missing {
             return Some((self.add_request(uid), pod.generation));
         }
-        (!proxy.snapshot_sent && !self.is_undecided()).then_some((Request::SnapshotSent, 0))
+        if proxy.snapshot_sent {
+            return None;
+        }
+        let faulty = self.pods.iter().find(|(uid, pod)| {
+            !pod.opened
+                && pod.fault.is_some()
+                && proxy.kept.get(*uid) != Some(&pod.generation)
+                && self.is_to_be_kept(uid, pod.generation)
+        });
+        if let Some((uid, pod)) = faulty {
+            return Some((Request::Keep(Arc::clone(uid)), pod.generation));
+        }
+        (!self.is_undecided()).then_some((Request::SnapshotSent, 0))
+    }
+
+    /// Whether a proxy that serves the pod from an earlier agent's time is to go
+    /// on with it: its traffic still comes to the proxy.
+    fn is_to_be_kept(&self, uid: &str, generation: Generation) -> bool {
+        self.pods.get(uid).is_some_and(|pod| {
+            pod.generation == generation
+                && pod.captured
+                && match self.membership(uid) {
+                    Membership::In(_) | Membership::Unknown(_) => true,
+                    Membership::Out(_) => pod.rules != RulesState::Absent,
+                }
+        })
     }
 
     fn add_request(&self, uid: &Uid) -> Request {

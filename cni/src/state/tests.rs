@@ -510,6 +510,7 @@ impl World {
             }
             // It stays in its list and is tried again.
             Request::Add { .. } => {}
+            Request::Keep(_) => assert!(!proxy.snapshot, "too late to keep a pod"),
             Request::Delete(uid) => drop(proxy.serves.remove(uid)),
             Request::SnapshotSent => {
                 assert!(!proxy.snapshot, "one snapshot for each connection");
@@ -637,6 +638,117 @@ fn a_snapshot_names_every_pod_of_an_earlier_agent() {
         due.extend(state.handle(event));
     }
     assert!(state.summary().synchronized);
+}
+
+/// A restarted agent with the pod `uid-0`, whose namespace it can open as `opened`
+/// says, and a proxy: what the proxy is told before the snapshot is complete.
+fn told_after_restart(
+    record: impl FnOnce(&mut Record),
+    objects: &Objects,
+    opened: &Result<JobDone, JobFault>,
+) -> (State, Vec<Request>) {
+    let run = settled(&[Step::Object(0), Step::Connect, Step::Add(0)]);
+    let mut records: Vec<Record> = run.world.disk.values().cloned().collect();
+    record(&mut records[0]);
+    let mut state = State::new(BTreeSet::new());
+    let mut due = state.handle(Event::Restored(records));
+    due.extend(state.handle(Event::Connected(1)));
+    due.extend(state.handle(Event::Objects(Arc::new(objects.clone()))));
+    let told = answer_all(&mut state, due, opened);
+    (state, told)
+}
+
+/// Answers all that comes of the actions: jobs that open as `opened` says,
+/// everything else well.
+fn answer_all(
+    state: &mut State,
+    mut due: Vec<Action>,
+    opened: &Result<JobDone, JobFault>,
+) -> Vec<Request> {
+    let mut told = Vec::new();
+    while !due.is_empty() {
+        let event = match due.remove(0) {
+            Action::Start {
+                uid, attempt, job, ..
+            } => Event::JobDone {
+                uid,
+                attempt,
+                outcome: match job {
+                    Job::Open => opened.clone(),
+                    Job::Install { .. } => Ok(JobDone::Installed(Vec::new())),
+                    Job::Uninstall => Ok(JobDone::Uninstalled),
+                },
+            },
+            Action::Send {
+                connection,
+                sequence,
+                request,
+            } => {
+                told.push(request);
+                Event::Acknowledged {
+                    connection,
+                    sequence,
+                    error: String::new(),
+                }
+            }
+            _ => continue,
+        };
+        due.extend(state.handle(event));
+    }
+    told
+}
+
+#[test]
+fn a_pod_whose_namespace_cannot_be_opened_for_now_is_kept() {
+    let fault = |gone| {
+        Err(JobFault {
+            reason: "too many open files".to_owned(),
+            gone,
+        })
+    };
+    let mut objects = Objects::default();
+    objects.namespaces.insert("shop".to_owned(), None);
+    let without = objects.clone();
+    objects.pods.insert(uid(0), facts(0, 1));
+    let mut left = without.clone();
+    left.pods.insert(uid(0), facts(0, 2));
+    let keep = || Request::Keep(uid(0));
+
+    let (_, told) = told_after_restart(|_| {}, &objects, &fault(true));
+    assert_eq!(told, [Request::SnapshotSent], "its namespace is gone");
+    let never = |record: &mut Record| record.captured = false;
+    let (_, told) = told_after_restart(never, &objects, &fault(false));
+    assert_eq!(told, [Request::SnapshotSent], "no proxy ever served it");
+    let (_, told) = told_after_restart(|_| {}, &left, &fault(false));
+    assert_eq!(told, [Request::SnapshotSent], "it has left the mesh");
+
+    let (mut state, told) = told_after_restart(|_| {}, &objects, &fault(false));
+    assert_eq!(told, [keep(), Request::SnapshotSent]);
+    assert!(state.summary().synchronized);
+    // While it stays so, there is nothing more to say.
+    let due = state.handle(Event::Retry);
+    assert_eq!(answer_all(&mut state, due, &fault(false)), []);
+    // Another proxy is told for itself.
+    let due = state.handle(Event::Connected(2));
+    let told = answer_all(&mut state, due, &fault(false));
+    assert_eq!(told, [keep(), Request::SnapshotSent]);
+    // Once it can be opened, it is served as every other.
+    let due = state.handle(Event::Retry);
+    let told = answer_all(&mut state, due, &Ok(JobDone::Opened));
+    assert!(
+        matches!(&told[..], [Request::Add { uid: added, .. }] if *added == uid(0)),
+        "{told:?}"
+    );
+    let due = state.handle(Event::Removed("sandbox-2".to_owned()));
+    let told = answer_all(&mut state, due, &fault(false));
+    assert!(told.contains(&Request::Delete(uid(0))), "{told:?}");
+
+    // One that goes while it is only kept is taken from the proxy.
+    let (mut state, _) = told_after_restart(|_| {}, &objects, &fault(false));
+    let sandboxes = BTreeSet::new();
+    let due = state.handle(Event::Retain(sandboxes));
+    let told = answer_all(&mut state, due, &fault(false));
+    assert_eq!(told, [Request::Delete(uid(0))]);
 }
 
 #[test]
