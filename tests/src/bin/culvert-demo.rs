@@ -10,7 +10,7 @@ use culvert_tests::harness::capture::Capture;
 use culvert_tests::harness::command::Said;
 use culvert_tests::harness::files::Manifests;
 use culvert_tests::harness::mesh::{LIMIT, Mesh, MeshOptions, Part, ensure_gone};
-use culvert_tests::harness::wait::wait_until;
+use culvert_tests::harness::wait::{holds_for, wait_until};
 use culvert_tests::kit::load::LoadReport;
 use tokio::time::Instant;
 
@@ -211,6 +211,8 @@ fn kill(mesh: &Mesh) -> Result<()> {
     ];
     let load = mesh.start_testkit("caller.visitors", &words)?;
     let proxy = Part::NodeProxy("node-2");
+    let calm = Duration::from_secs(1);
+    holds_for("the load before the kill", calm, || Ok(true))?;
     let begin = Instant::now();
     let dead = mesh.kill(proxy)?;
     let back = mesh.wait_returned(proxy, &dead)?;
@@ -224,9 +226,7 @@ fn kill(mesh: &Mesh) -> Result<()> {
         back.id,
         begin.elapsed().as_secs_f64()
     );
-    for _ in 0..50 {
-        mesh.testkit("caller.visitors", &talk)?.succeeded()?;
-    }
+    holds_for("the successor's life", calm, || Ok(back.is_alive()))?;
     std::fs::write(&stop, "")?;
     let report: LoadReport = load.wait(Duration::from_secs(60))?.json()?;
     println!(
