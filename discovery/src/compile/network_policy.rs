@@ -117,6 +117,8 @@ struct Compiler<'a, 'w> {
 /// What one rule allows: any of these peers on any of these ports.
 struct Allowance {
     peers: Option<Peers>,
+    /// And of those only the members of this set.
+    within: Option<Arc<str>>,
     ports: Option<Vec<(u16, u16)>>,
 }
 
@@ -253,6 +255,10 @@ impl Compiler<'_, '_> {
             .peers
             .as_ref()
             .map(|peers| self.peers(namespace, peers));
+        let ranges = peers
+            .as_ref()
+            .map_or(&[][..], |peers| &peers.ranges)
+            .to_vec();
         let numbered = allowance(peers, Some(merged(numbers.collect())));
         let mut allowances: Vec<_> = numbered.into_iter().collect();
         let everyone = [PeerSelector {
@@ -269,17 +275,36 @@ impl Compiler<'_, '_> {
                 None => everyone.iter().collect(),
                 Some(peers) => peers.iter().filter_map(selector_of).collect(),
             };
-            for peers in chosen {
+            // Of a range of addresses the pods are meant that have such a port.
+            let in_ranges = everyone.iter().filter(|_| !ranges.is_empty());
+            let chosen = chosen.into_iter().map(|peers| (peers, false));
+            for (peers, is_range) in chosen.chain(in_ranges.map(|peers| (peers, true))) {
                 let numbers = PeerSets::port_numbers(namespace, peers, port, self.world, self.pods);
                 for number in numbers {
                     let set = self
                         .sets
                         .name(namespace, peers, Some((port.as_str(), number)));
+                    let (peers, within) = if is_range {
+                        let ranges = ranges.clone();
+                        (
+                            Peers {
+                                sets: Vec::new(),
+                                ranges,
+                            },
+                            Some(set),
+                        )
+                    } else {
+                        (
+                            Peers {
+                                sets: vec![set],
+                                ranges: Vec::new(),
+                            },
+                            None,
+                        )
+                    };
                     allowances.push(Allowance {
-                        peers: Some(Peers {
-                            sets: vec![set],
-                            ranges: Vec::new(),
-                        }),
+                        peers: Some(peers),
+                        within,
                         ports: Some(vec![(number, number)]),
                     });
                 }
@@ -325,7 +350,11 @@ fn allowance(peers: Option<Peers>, ports: Option<Vec<(u16, u16)>>) -> Option<All
             .iter()
             .any(|(first, last)| (*first, *last) == (1, u16::MAX))
     });
-    Some(Allowance { peers, ports })
+    Some(Allowance {
+        peers,
+        within: None,
+        ports,
+    })
 }
 
 /// The `Rules` that hold where the allowance does not.
@@ -341,6 +370,12 @@ fn fails(direction: Direction, allowance: Allowance) -> Rules {
             Direction::Egress => not_peer.not_destination_ips = peers.ranges,
         }
         matches.push(not_peer);
+    }
+    if let Some(set) = allowance.within {
+        matches.push(Match {
+            not_peer_sets: vec![set],
+            ..Match::default()
+        });
     }
     if let Some(ports) = allowance.ports {
         let single = |(first, last): &&(u16, u16)| first == last;

@@ -301,6 +301,20 @@ proptest! {
 }
 
 #[test]
+fn a_named_port_in_a_range_of_addresses_is_that_of_its_pods() {
+    let spec = "{podSelector: {}, egress: [{to: [{ipBlock: {cidr: 10.0.0.0/24}}], \
+                ports: [{port: http}]}]}";
+    let text = pods() + &policy("NetworkPolicy", "one", "a", spec);
+    let snapshot = snapshot(&compiled(&text));
+    let may = |to: &str, port| egress(&snapshot, "10.0.0.1", to, port).is_allowed();
+    assert!(!may("10.0.1.3", 8080), "not in the range");
+    assert!(!may("10.0.0.2", 8080), "the number of another pod");
+    assert!(!may("10.0.0.77", 8080), "no pod");
+    assert!(may("10.0.0.2", 8081));
+    assert!(may("10.0.0.6", 8080));
+}
+
+#[test]
 fn a_refusal_names_all_that_speak() {
     let deny = "{podSelector: {}, policyTypes: [Ingress]}";
     let yaml = pods()
