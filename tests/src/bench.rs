@@ -60,7 +60,7 @@ pub fn run(options: &BenchOptions) -> Result<()> {
     });
     eprintln!("bringing the mesh up");
     let mesh = Mesh::up_fixture(MeshOptions::new("bench", 2).with("accessLog=text"), "bench")?;
-    let places = subjects::Places::new(&mesh, subjects.contains(&Subject::EnvoyPair))?;
+    let mut places = subjects::Places::new(&mesh, subjects.contains(&Subject::EnvoyPair))?;
     let mut report = report::Report::default();
     // First, while nobody's memory has seen traffic yet.
     if cases.contains(&Case::Mem) {
@@ -69,6 +69,7 @@ pub fn run(options: &BenchOptions) -> Result<()> {
             .filter(|subject| **subject != Subject::Direct)
         {
             eprintln!("mem: {subject:?}, {} connections", options.connections);
+            places.restart_proxies(&mesh)?;
             let memory = memory::measure(&mesh, &places, *subject, options.connections)?;
             report.memory(*subject, memory);
         }

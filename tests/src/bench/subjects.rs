@@ -107,6 +107,21 @@ impl Places {
         })
     }
 
+    /// Starts the node proxies anew, so that memory is measured from a fresh one:
+    /// they are killed, and come back.
+    pub(crate) fn restart_proxies(&mut self, mesh: &Mesh) -> Result<()> {
+        for (number, proxy) in self.proxies.iter_mut().enumerate() {
+            let node = format!("node-{}", number + 1);
+            let dead = mesh.kill(Part::NodeProxy(&node))?;
+            *proxy = mesh.wait_returned(Part::NodeProxy(&node), &dead)?;
+        }
+        wait_until("traffic through the new node proxies", LIMIT, || {
+            let target = format!("{}:9000", self.address(Subject::Culvert)?);
+            let said = mesh.testkit(Subject::Culvert.client(), &["talk", &target])?;
+            Ok(said.status.success())
+        })
+    }
+
     /// The processes that carry the subject's bytes, one a side.
     pub(crate) fn carriers(&self, subject: Subject) -> Vec<Process> {
         match subject {
