@@ -9,9 +9,6 @@ use culvert_node_proxy::config::Config;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // A heap of a few megabytes in pieces of two would be resident twice over.
-    // Where the kernel has no such setting, it has no such pages.
-    let _ = nix::sys::prctl::set_thp_disable(true);
     let mut raw = Config::raw(std::env::vars_os());
     let config = Config::read(&mut raw);
     let effective = raw.effective();
