@@ -76,7 +76,10 @@ impl Report {
                 row["subject"].as_str().unwrap_or_default(),
                 text("p50_ms", 3),
                 text("p99_ms", 2),
-                text("cpu_s_per_100k", 2),
+                number("cores").map_or_else(
+                    || text("cpu_s_per_100k", 2),
+                    |cores| format!("{cores:.2} c")
+                ),
                 text("rss_mib", 1),
             );
             if let Some(per_connection) = number("kib_per_connection") {

@@ -1,6 +1,7 @@
 //! Who talks to whom in each subject, and which processes carry it.
 
 use anyhow::{Context, Result};
+use culvert_netns::{Netns, write_sysctl};
 use serde::Serialize;
 
 use crate::harness::certificates::{Signer, identity};
@@ -84,6 +85,9 @@ impl Places {
             proxies,
             envoys: Vec::new(),
         };
+        for subject in all {
+            reuse_ports(mesh, subject.client())?;
+        }
         if with_envoy {
             places.envoys = start_envoys(mesh, places.address(Subject::EnvoyPair)?)?;
         }
@@ -137,6 +141,20 @@ impl Places {
             }
         }
     }
+}
+
+/// A client of thousands of connections a second would run out of ports, since
+/// each stays in TIME-WAIT for a minute, and wrk never ends once it could not
+/// connect.
+fn reuse_ports(mesh: &Mesh, client: &str) -> Result<()> {
+    let name = mesh.pod_netns(&mesh.pod(client)?);
+    let netns = Netns::open_named(&name).with_context(|| name.clone())?;
+    netns
+        .run(|| {
+            write_sysctl("net.ipv4.ip_local_port_range", "2048 65000")?;
+            write_sysctl("net.ipv4.tcp_tw_reuse", "1")
+        })?
+        .with_context(|| format!("ports of {client}"))
 }
 
 fn start_envoys(mesh: &Mesh, server: &str) -> Result<Vec<Running>> {
