@@ -151,7 +151,7 @@ fn reuse_ports(mesh: &Mesh, client: &str) -> Result<()> {
     let netns = Netns::open_named(&name).with_context(|| name.clone())?;
     netns
         .run(|| {
-            write_sysctl("net.ipv4.ip_local_port_range", "2048 65000")?;
+            write_sysctl("net.ipv4.ip_local_port_range", "16384 65000")?;
             write_sysctl("net.ipv4.tcp_tw_reuse", "1")
         })?
         .with_context(|| format!("ports of {client}"))
