@@ -21,8 +21,9 @@ use crate::state::StateDir;
 /// First and longest pause before a program starts again. The first is short: pods
 /// wait for the node proxy.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// A program that ran this long starts with the shortest pause again.
-const STEADY: Duration = Duration::from_secs(10);
+/// A program that ran this long starts with the shortest pause again: it came up and
+/// was killed. One that cannot run ends sooner.
+const STEADY: Duration = Duration::from_secs(1);
 /// How often readiness is asked while it is not there, and when it is.
 const ASK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 
