@@ -45,6 +45,15 @@ impl State {
         self.version.subscribe()
     }
 
+    /// Waits until a snapshot was taken into force for the first time.
+    ///
+    /// # Cancel safety
+    /// Safe: the state is level-triggered.
+    pub async fn known(&self) {
+        // The sender lives in `self`, so the wait cannot fail.
+        let _ = self.subscribe().wait_for(|version| *version > 0).await;
+    }
+
     /// Takes another snapshot into force. Control side only, from one task.
     pub fn replace(&self, snapshot: Arc<Snapshot>) {
         self.snapshot.store(snapshot);

@@ -36,6 +36,20 @@ struct World {
 
 /// A pod whose machine has the given servers, and a service `cart`.
 fn world(servers: &[IpAddr]) -> World {
+    let (world, state) = unknown_world(servers);
+    state.apply([cart()]);
+    world
+}
+
+fn cart() -> Change {
+    let name = ServiceName::new("shop", "cart.shop.svc.cluster.local");
+    let mut service = Service::new(name, "cart");
+    service.addresses = vec![NetworkAddress::host("", Ipv4Addr::new(10, 96, 0, 7).into())];
+    Change::Service(service)
+}
+
+/// The same before anything of the mesh is known.
+fn unknown_world(servers: &[IpAddr]) -> (World, State) {
     let netns = Netns::create().expect("run as root");
     netns.run(loopback_up).expect("enter").expect("loopback");
     let directory = tempfile::tempdir().expect("directory");
@@ -46,18 +60,13 @@ fn world(servers: &[IpAddr]) -> World {
         .collect();
     std::fs::write(&resolv_conf, lines + "options timeout:1 attempts:1\n").expect("write");
     let state = State::new("");
-    let mut service = Service::new(
-        ServiceName::new("shop", "cart.shop.svc.cluster.local"),
-        "cart",
-    );
-    service.addresses = vec![NetworkAddress::host("", Ipv4Addr::new(10, 96, 0, 7).into())];
-    state.apply([Change::Service(service)]);
     let (metrics, drain) = (Metrics::new(), Drain::new(Duration::ZERO));
     let config = DnsConfig {
         domain: "cluster.local".into(),
         resolv_conf,
     };
-    let (dns, thread) = Dns::new(config, state, DnsMetrics::register(&metrics)).expect("namespace");
+    let (dns, thread) =
+        Dns::new(config, state.clone(), DnsMetrics::register(&metrics)).expect("namespace");
     let watch = drain.watch();
     spawn_worker("dns", move || thread.run(watch)).expect("thread");
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -78,14 +87,15 @@ fn world(servers: &[IpAddr]) -> World {
     runtime
         .block_on(dns.add_pod(Arc::new(pod), opened.dns))
         .expect("served");
-    World {
+    let world = World {
         netns,
         metrics,
         dns,
         drain,
         runtime,
         _directory: directory,
-    }
+    };
+    (world, state)
 }
 
 impl Drop for World {
@@ -183,6 +193,37 @@ fn without_any_server_the_answer_is_a_failure_and_own_names_still_work() {
             Some(Ipv4Addr::new(10, 96, 0, 7).into())
         );
     }
+}
+
+/// Sent on, the question would come back as a name that does not exist.
+#[test]
+fn names_wait_for_the_first_snapshot() {
+    let (world, state) = unknown_world(&[]);
+    let socket = world
+        .netns
+        .run(|| UdpSocket::bind(("127.0.0.1", 0)).expect("bind"))
+        .expect("enter");
+    socket.connect(("127.0.0.1", 15053)).expect("connect");
+    socket.send(&query("cart", RecordType::A)).expect("send");
+    let receive = |limit| {
+        socket.set_read_timeout(Some(limit)).expect("timeout");
+        let mut answer = vec![0; 4096];
+        socket
+            .recv(&mut answer)
+            .map(|length| answer[..length].to_vec())
+    };
+    let early = receive(Duration::from_millis(300));
+    assert!(early.is_err(), "answered from nothing: {early:?}");
+    state.apply([cart()]);
+    let answer = receive(WAIT);
+    let answer = Message::from_vec(&answer.expect("an answer")).expect("decodes");
+    assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+    assert!(
+        answer
+            .answers
+            .iter()
+            .any(|record| record.record_type() == RecordType::A)
+    );
 }
 
 #[test]

@@ -22,6 +22,9 @@ use crate::state::State;
 const TCP_IDLE: Duration = Duration::from_secs(10);
 /// After an error that may last, such as having no descriptors left.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Queries wait this long for the first snapshot of a process: as long as a resolver
+/// waits for an answer. Discovery answers a restarted node proxy within milliseconds.
+const KNOWN_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a pod's queries are answered with.
 #[derive(Debug)]
@@ -56,7 +59,16 @@ impl Resolver {
     }
 
     /// Takes datagrams until the pod goes.
+    /// Waits until the mesh is known. A process that has just started would send the
+    /// mesh's own names on, while one that it takes over from answers the other half
+    /// of the same question: to a resolver that is a name that does not exist.
+    async fn known(&self) {
+        // Without discovery other names must still be answered.
+        let _ = timeout(KNOWN_LIMIT, self.state.known()).await;
+    }
+
     pub(super) async fn serve_udp(self: Rc<Self>, socket: UdpSocket) {
+        self.known().await;
         let socket = Rc::new(socket);
         loop {
             match self.receive(&socket).await {
@@ -106,6 +118,7 @@ impl Resolver {
 
     /// Takes connections until the pod goes.
     pub(super) async fn serve_tcp(self: Rc<Self>, listener: TcpListener) {
+        self.known().await;
         loop {
             let permit = self.tracker.reserve().await;
             match listener.accept().await {
