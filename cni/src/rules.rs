@@ -76,7 +76,7 @@ pub enum Mechanism {
 }
 
 /// What a pod wants redirected.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct PodRules {
     /// Inbound connections pass the node proxy.
     pub inbound: bool,
@@ -144,7 +144,7 @@ fn tproxy_table(rules: &PodRules, circumstances: &Circumstances) -> Table {
         .with_chain(leak_guard());
     if circumstances.socket_match {
         table = table
-            .with_chain(input(&[TUNNEL_PORT]))
+            .with_chain(input(&[TUNNEL_PORT], rules.dns))
             .with_chain(listener_guard());
     }
     if rules.dns {
@@ -375,27 +375,40 @@ fn leak_guard() -> Chain {
     )
 }
 
-/// First packets to these ports must find a listener.
-pub(crate) fn input(ports: &[u16]) -> Chain {
+/// First packets to these ports, and with `dns` every query over UDP, must find a
+/// listener.
+pub(crate) fn input(ports: &[u16], dns: bool) -> Chain {
     let chain = Chain::base("input", base(ChainKind::Filter, Hook::Input, FILTER));
-    ports.iter().fold(chain, |chain, port| {
+    let mut chain = ports.iter().fold(chain, |chain, port| {
         let rule = Rule::new().tcp().destination_port(*port).syn();
         chain.with(rule.goto("listener"))
-    })
+    });
+    if dns {
+        let rule = Rule::new().udp().destination_port(DNS_PORT);
+        chain = chain.with(rule.goto("listener"));
+    }
+    chain
 }
 
-/// Drops a connection's first packet where nobody listens, so that the client sends
-/// it again while the node proxy starts, in place of being refused.
+/// Drops a connection's first packet and a DNS query where nobody listens, so that
+/// the client sends it again while the node proxy starts, in place of being refused.
 pub(crate) fn listener_guard() -> Chain {
     Chain::new("listener")
         // Also a half-open or dying connection of the same client.
         .with(Rule::new().tcp().socket_transparent().accept())
         .with(Rule::new().tcp().socket_wildcard().accept())
-        .with(Rule::new().tcp().drop().comment("wait for the listener"))
+        // Names are asked for on loopback alone, where the socket is no wildcard.
+        .with(
+            Rule::new()
+                .udp()
+                .socket_mark(PROXY_MARK, MARK_MASK)
+                .accept(),
+        )
+        .with(Rule::new().drop().comment("wait for the listener"))
 }
 
 /// One port that the node's kubelet probes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct ProbeTarget {
     /// The pod's address.
     pub ip: IpAddr,

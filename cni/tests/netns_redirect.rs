@@ -17,8 +17,8 @@ use culvert_cni::rules::{
     SPOOFED_MARK,
 };
 use culvert_netns::{
-    ConnectOptions, Family, ListenOptions, Netns, canonical, listen_tcp, original_destination,
-    tcp_socket,
+    ConnectOptions, Family, ListenOptions, Netns, canonical, listen_tcp, listen_udp,
+    original_destination, tcp_socket,
 };
 use culvert_nft::{Capabilities, probe};
 
@@ -443,6 +443,49 @@ fn a_first_packet_without_a_listener_waits_for_it() {
     }
 }
 
+/// A socket for names as the node proxy opens it.
+fn dns_socket(netns: &Netns, at: IpAddr) -> UdpSocket {
+    let options = ListenOptions {
+        family: Family::At(at),
+        transparent: false,
+        reuse_port: true,
+        mark: Some(PROXY_MARK),
+        backlog: 0,
+    };
+    let socket = inside(netns, || listen_udp(15053, &options)).expect("bound");
+    socket.set_nonblocking(false).expect("blocking");
+    socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    socket
+}
+
+/// The resolver asks again then; an error would make it give up.
+#[test]
+fn a_query_without_a_listener_is_dropped_and_not_refused() {
+    let net = Net::enrolled(&PodRules::default());
+    for (server, loopback, client) in [
+        (
+            v4(AFAR_V4, 53),
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+            v4(POD_V4, 0),
+        ),
+        (
+            v6(AFAR_V6, 53),
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
+            v6(POD_V6, 0),
+        ),
+    ] {
+        let client = inside(&net.pod, || UdpSocket::bind(client)).expect("bound");
+        client.connect(server).expect("connected");
+        client.send(b"lost").expect("sent");
+        let dns = dns_socket(&net.pod, loopback);
+        // A refusal would be the error of this call.
+        client.send(b"again").expect("not refused");
+        let mut buffer = [0; 16];
+        let (length, _) = dns.recv_from(&mut buffer).expect("the query");
+        assert_eq!(&buffer[..length], b"again");
+    }
+}
+
 #[test]
 fn dns_goes_to_the_proxy_and_answers_come_from_the_server() {
     let net = Net::enrolled(&PodRules::default());
@@ -450,22 +493,18 @@ fn dns_goes_to_the_proxy_and_answers_come_from_the_server() {
     for (server, loopback, client) in [
         (
             v4(AFAR_V4, 53),
-            v4(Ipv4Addr::LOCALHOST, 15053),
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
             v4(POD_V4, 0),
         ),
         (
             v6(AFAR_V6, 53),
-            v6(Ipv6Addr::LOCALHOST, 15053),
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
             v6(POD_V6, 0),
         ),
     ] {
-        let udp = |at| {
-            let socket = inside(&net.pod, || UdpSocket::bind(at)).expect("bound");
-            socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
-            socket
-        };
-        let dns = udp(loopback);
-        let client = udp(client);
+        let dns = dns_socket(&net.pod, loopback);
+        let client = inside(&net.pod, || UdpSocket::bind(client)).expect("bound");
+        client.set_read_timeout(Some(PATIENCE)).expect("timeout");
         client.connect(server).expect("connected");
         client.send(b"query").expect("sent");
         let mut buffer = [0; 16];

@@ -67,7 +67,10 @@ pub(super) fn redirect_table(rules: &PodRules, circumstances: &Circumstances) ->
     table = table.with_chain(out).with_chain(pre);
     if circumstances.socket_match {
         table = table
-            .with_chain(input(&[OUTBOUND_PORT, INBOUND_PORT, TUNNEL_PORT]))
+            .with_chain(input(
+                &[OUTBOUND_PORT, INBOUND_PORT, TUNNEL_PORT],
+                rules.dns,
+            ))
             .with_chain(listener_guard());
     }
     table
