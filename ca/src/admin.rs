@@ -11,15 +11,25 @@ use axum::{Json, Router};
 use culvert_runtime::chain;
 use culvert_tls::ca::{Authority, Summary};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::app::Ca;
 use crate::issue::AuthorityFault;
 use crate::rotate::{RotateError, State, Wish};
 use crate::store::seconds;
 
-/// `GET /rotation` and `POST /rotate?what=intermediate|root[&advance=true]`.
-pub fn routes(ca: Arc<Ca>) -> Router {
+/// `GET /config_dump`: the configuration and what signs; `GET /rotation` and
+/// `POST /rotate?what=intermediate|root[&advance=true]`.
+pub fn routes(ca: Arc<Ca>, config: Value) -> Router {
+    let dumped = Arc::clone(&ca);
+    let dump = move || {
+        let rotation = Rotation::of(&dumped.issuer().state());
+        let version = env!("CARGO_PKG_VERSION");
+        let dump = json!({"version": version, "config": config, "rotation": rotation});
+        std::future::ready(Json(dump))
+    };
     Router::new()
+        .route("/config_dump", get(dump))
         .route("/rotation", get(rotation))
         .route("/rotate", post(rotate))
         .with_state(ca)

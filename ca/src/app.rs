@@ -39,7 +39,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let listener = TcpListener::bind(config.listen)
         .await
         .with_context(|| format!("cannot listen on {}", config.listen))?;
-    let routes = admin::routes(Arc::clone(&ca));
+    let routes = admin::routes(Arc::clone(&ca), config.effective.clone());
     process
         .serve_admin(&config.process, config.effective.clone(), routes)
         .await?;

@@ -73,6 +73,12 @@ impl Program {
         serde_json::from_str(&body).unwrap()
     }
 
+    fn config_dump(&self) -> Value {
+        let (status, body) = http(self.admin, "GET", "/config_dump").unwrap();
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
     fn rotate(&self, query: &str) -> (u16, String) {
         http(self.admin, "POST", &format!("/rotate?{query}")).unwrap()
     }
@@ -127,6 +133,9 @@ fn every_step_of_a_rotation_survives_a_kill() {
     let mut program = Program::start(directory.path());
     let first = program.rotation();
     assert_eq!(first["step"], "steady");
+    let dump = program.config_dump();
+    assert_eq!(dump["rotation"], first);
+    assert!(dump["config"].is_object(), "{dump}");
     let mut last = first.clone();
     for (query, step, roots) in [
         ("what=intermediate", "steady", 1),

@@ -19,7 +19,7 @@ use crate::metrics::{AddResult, AgentMetrics, JobResult};
 use crate::packet;
 use crate::state::{
     Action, AddFault, Added, ConnectionId, Event, Job, JobDone, JobFault, Request, RequestId,
-    Sandbox, State, Summary, Uid,
+    Sandbox, State, Summary, Uid, View,
 };
 use crate::zds::Command;
 
@@ -48,6 +48,8 @@ pub enum Message {
     Add(Sandbox, oneshot::Sender<Result<Added, AddFault>>),
     /// A CNI CHECK.
     Check(String, oneshot::Sender<Result<(), String>>),
+    /// Somebody wants to look.
+    View(oneshot::Sender<View>),
     /// A job has ended.
     JobEnded(Box<(Uid, u64, jobs::Ended)>),
 }
@@ -199,6 +201,9 @@ impl Agent {
             Message::Check(sandbox, answer) => {
                 // The caller may be gone; then nobody wants to know.
                 let _ = answer.send(self.state.check(&sandbox));
+            }
+            Message::View(answer) => {
+                let _ = answer.send(self.state.view());
             }
             Message::JobEnded(ended) => {
                 let (uid, attempt, ended) = *ended;

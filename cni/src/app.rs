@@ -15,7 +15,7 @@ use crate::objects::{DirectorySource, ObjectSource, SourceError};
 use crate::redirect::mechanism;
 use crate::rules::Mechanism;
 use crate::state::Event;
-use crate::{server, zds};
+use crate::{admin, server, zds};
 
 /// Runs the agent to its end.
 ///
@@ -41,6 +41,7 @@ pub async fn run(config: Config, effective: Value) -> anyhow::Result<()> {
     let proxies = zds::listen(&config.run_dir.join("zds.sock"))?;
     let sockets = keeper::listen(&config.run_dir.join("keeper.sock"))?;
     let inbox = agent.inbox();
+    let pages = admin::routes(inbox.clone(), effective.clone());
     let watch = || process.drain.watch();
     let (drain, summary) = (watch(), agent.summary());
     let tasks = &mut process.tasks;
@@ -48,15 +49,17 @@ pub async fn run(config: Config, effective: Value) -> anyhow::Result<()> {
         "objects",
         feed(source, inbox.clone(), objects, drain.clone()),
     );
-    tasks.critical(
-        "cni",
-        server::serve(cni, inbox.clone(), summary, drain.clone()),
-    );
-    tasks.critical("zds", zds::serve(proxies, inbox, drain.clone()));
+    tasks.critical("zds", zds::serve(proxies, inbox.clone(), drain.clone()));
     tasks.critical("keeper", keeper::serve(sockets, keeper, drain.clone()));
-    tasks.critical("agent", agent.run(drain));
+    let cni = server::serve(cni, inbox, summary, drain.clone());
+    let stop = process.drain.clone();
+    tasks.critical("agent", async move {
+        tokio::try_join!(cni, agent.run(drain))?;
+        stop.stop("every request is answered");
+        Ok::<_, std::io::Error>(())
+    });
     process
-        .serve_admin(&config.process, effective, axum::Router::new())
+        .serve_admin(&config.process, effective, pages)
         .await?;
     process.wait().await?;
     Ok(())

@@ -10,6 +10,7 @@
 //! [`jobs`] bring the [`rules`] into a namespace ([`redirect`]), [`zds`] hands it to
 //! the node proxy, whose sockets the [`keeper`] keeps, and [`disk`] remembers.
 
+pub mod admin;
 pub mod agent;
 pub mod app;
 pub mod config;

@@ -16,12 +16,14 @@ mod proxies;
 mod settle;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use event::{
     Action, AddFault, Added, ConnectionId, Event, Generation, Job, JobDone, JobFault, Record,
     RequestId, Sandbox, Status, Summary, Uid,
 };
 pub use proxies::Request;
+pub use view::{PodView, View};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum RulesState {

@@ -255,15 +255,25 @@ impl Node {
     }
 
     fn metrics(&self) -> String {
+        self.get(15020, "/metrics")
+    }
+
+    fn config_dump(&self) -> Value {
+        let answer = self.get(15000, "/config_dump");
+        let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
+        serde_json::from_str(body).expect("JSON")
+    }
+
+    fn get(&self, port: u16, path: &str) -> String {
         use std::io::Read;
         let request = || {
-            let mut stream = TcpStream::connect(("127.0.0.1", 15020))?;
-            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+            let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+            stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
             let mut text = String::new();
             stream.read_to_string(&mut text)?;
             std::io::Result::Ok(text)
         };
-        self.netns.run(request).expect("enter").expect("metrics")
+        self.netns.run(request).expect("enter").expect("an answer")
     }
 }
 
@@ -527,6 +537,33 @@ fn without_an_agent_pods_wait_and_exempt_namespaces_start() {
     );
     std::fs::write(&list, text + "shop\n").expect("written");
     node.add(&pod);
+}
+
+#[test]
+fn told_to_end_the_agent_answers_who_waits_and_is_gone() {
+    let mut node = Node::started();
+    let pod = node.pod(1);
+    node.object(&pod, None);
+    // There is no node proxy, so this waits.
+    let waiting = node.start_plugin("ADD", &pod, &[pod.ip]);
+    let dumped = wait_for("the sandbox", || {
+        let pods = node.config_dump()["agent"]["pods"].take();
+        pods[0]["sandbox"].is_object().then(|| pods[0].clone())
+    });
+    assert_eq!(dumped["uid"], pod.uid);
+    assert_eq!(
+        (&dumped["member"], &dumped["enrolled"], &dumped["captured"]),
+        (&json!(true), &json!(false), &json!(false))
+    );
+    assert_eq!(dumped["reason"], "no node proxy is connected");
+    let mut agent = node.agent.take().expect("running");
+    let id = nix::unistd::Pid::from_raw(agent.id().try_into().expect("a process id"));
+    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).expect("told");
+    let answered = waiting.wait_with_output().expect("ended");
+    assert!(!answered.status.success(), "{answered:?}");
+    // Well before the deadline of its drain: nothing is left to be done.
+    let ended = wait_for("its end", || agent.try_wait().expect("a child"));
+    assert!(ended.success(), "{ended}");
 }
 
 #[test]

@@ -243,7 +243,7 @@ pub enum AddFault {
 }
 
 /// Numbers for metrics and readiness.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Pods whose traffic passes the node proxy.
     pub enrolled: usize,
