@@ -236,3 +236,6 @@ impl Default for End {
 
 /// The pod that a connection belongs to.
 pub(crate) type ConnectionPod = Arc<Pod>;
+
+#[cfg(test)]
+mod tests;

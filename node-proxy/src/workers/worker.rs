@@ -209,12 +209,6 @@ impl Worker {
         for _ in self.panics_seen.replace(panics)..panics {
             self.shared.parts.traffic.totals().panicked();
         }
-        if self.index == 0 {
-            self.shared
-                .parts
-                .traffic
-                .sweep(&self.shared.parts.state.snapshot());
-        }
         if self.spare.borrow().is_none() {
             *self.spare.borrow_mut() = open_spare();
         }
