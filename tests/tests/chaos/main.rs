@@ -190,11 +190,15 @@ fn kill_ca(mesh: &Mesh) -> Result<()> {
 }
 
 /// Nobody holds the listeners then: the rules drop what the kernel would refuse,
-/// and clients try again, also those that ask for a name.
+/// and clients try again. By address: a resolver whose query was dropped asks once
+/// more after five seconds, and that may meet a later kill.
 fn kill_node_proxy_and_agent(mesh: &Mesh) -> Result<()> {
     let parts = [Part::NodeProxy("node-1"), Part::Agent("node-1")];
-    let near = format!("[{}]:9000", mesh.pod("near.shop")?.address(true)?);
-    let targets = [NAMES[0], near.as_str()];
+    let [far, near] = ["far.shop", "near.shop"].map(|pod| mesh.pod(pod));
+    let (far, near) = (far?, near?);
+    let far = format!("{}:9000", far.address(false)?);
+    let near = format!("[{}]:9000", near.address(true)?);
+    let targets = [far.as_str(), near.as_str()];
     let report = under_load(mesh, "node proxy and agent", targets, || {
         kill_all(mesh, &parts)
     })?;
