@@ -9,9 +9,11 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Most bytes of one read. With the nine bytes of a frame's head it fills four
-/// TLS records exactly.
-const READ_BYTES_MAX: usize = 4 * 16_384 - 9;
+/// Most bytes of one read. With the heads of its frame and of four TLS records it
+/// leaves as one packet of the largest size that the kernel hands to a device (45
+/// segments of 1428 bytes over IPv6); a few bytes more would cost a packet of their
+/// own.
+const READ_BYTES_MAX: usize = 62 * 1024;
 /// Longest read that is copied: below it a copy is cheaper than pinning and
 /// replacing the buffer.
 const COPY_BYTES_MAX: usize = 8 * 1024;
