@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_hbone::{Settings, TunnelError, server};
+use culvert_hbone::{ReadAhead, Settings, TunnelError, server};
 use culvert_identity::Identity;
 use culvert_netns::canonical;
 use culvert_tls::{fault::classify_io, server_config, verified_peer};
@@ -74,7 +74,7 @@ async fn authenticate(
     worker: &Rc<Worker>,
     pod: &Arc<Pod>,
     accepted: Accepted,
-) -> Option<(TlsStream<TcpStream>, Identity)> {
+) -> Option<(TlsStream<ReadAhead<TcpStream>>, Identity)> {
     let client = accepted.client;
     let failed = |fault: culvert_tls::Fault, error: String| {
         worker
@@ -94,7 +94,7 @@ async fn authenticate(
         }
     };
     let acceptor = TlsAcceptor::from(server_config(&certificate));
-    let accepting = acceptor.accept_with(accepted.stream, |tls| {
+    let accepting = acceptor.accept_with(ReadAhead::new(accepted.stream), |tls| {
         tls.set_buffer_limit(Some(TLS_BUFFER_BYTES));
     });
     let tls = match timeout(HANDSHAKE_LIMIT, accepting).await {
@@ -123,7 +123,7 @@ async fn authenticate(
 async fn streams(
     worker: &Rc<Worker>,
     peer: &Rc<Peer>,
-    mut tunnel: server::Tunnel<TlsStream<TcpStream>>,
+    mut tunnel: server::Tunnel<TlsStream<ReadAhead<TcpStream>>>,
 ) -> Result<(), TunnelError> {
     let noted = worker.tunnels.accepted(&peer.pod.uid);
     let mut order = worker.is_draining().then_some(StopMode::Drain);

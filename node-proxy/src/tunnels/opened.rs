@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_hbone::{ConnectHead, OpenError, Settings, TunnelError, TunnelStream, client};
+use culvert_hbone::{
+    ConnectHead, OpenError, ReadAhead, Settings, TunnelError, TunnelStream, client,
+};
 use culvert_model::{TunnelRoute, WorkloadUid};
 use culvert_netns::{ConnectOptions, set_keepalive, set_user_timeout};
 use culvert_tls::{ALPN, client_config, fault::classify_io};
@@ -139,7 +141,11 @@ async fn connect(worker: &Rc<Worker>, target: &Target<'_>) -> Result<client::Tun
     Ok(tunnel)
 }
 
-async fn watch(worker: Rc<Worker>, driver: client::Driver<TlsStream<TcpStream>>, uid: WorkloadUid) {
+async fn watch(
+    worker: Rc<Worker>,
+    driver: client::Driver<TlsStream<ReadAhead<TcpStream>>>,
+    uid: WorkloadUid,
+) {
     let _counted = worker
         .shared
         .parts
@@ -162,7 +168,7 @@ async fn watch(worker: Rc<Worker>, driver: client::Driver<TlsStream<TcpStream>>,
 async fn authenticate(
     worker: &Rc<Worker>,
     target: &Target<'_>,
-) -> Result<TlsStream<TcpStream>, LegError> {
+) -> Result<TlsStream<ReadAhead<TcpStream>>, LegError> {
     let certificates = &worker.shared.parts.certificates;
     let certificate = certificates.certificate(&target.pod.identity).await;
     let certificate = certificate.map_err(LegError::Certificate)?;
@@ -180,7 +186,7 @@ async fn authenticate(
     prepare(&stream);
     // No name is sent; the verifier looks at the identity alone.
     let name = ServerName::IpAddress(address.ip().into());
-    let connecting = TlsConnector::from(config).connect_with(name, stream, |tls| {
+    let connecting = TlsConnector::from(config).connect_with(name, ReadAhead::new(stream), |tls| {
         tls.set_buffer_limit(Some(TLS_BUFFER_BYTES))
     });
     let tls = match timeout(HANDSHAKE_LIMIT, connecting).await {
