@@ -104,13 +104,13 @@ impl ConnectionTracker {
         Ok(())
     }
 
-    /// Runs a connection on the current thread's `LocalSet`.
+    /// Runs a connection on the current thread's local runtime.
     ///
     /// # Errors
     /// [`AtCapacity`] when the tracker is full; the future is dropped.
     ///
     /// # Panics
-    /// Outside a `LocalSet`.
+    /// Outside a local runtime or `LocalSet`.
     pub fn spawn_local<F>(&self, connection: F) -> Result<(), AtCapacity>
     where
         F: Future<Output = ()> + 'static,
@@ -185,10 +185,10 @@ impl ConnectionPermit {
         map.insert(id, tokio::spawn(run(open, connection)).abort_handle());
     }
 
-    /// Runs a connection in this place, on the current thread's `LocalSet`.
+    /// Runs a connection in this place, on the current thread's local runtime.
     ///
     /// # Panics
-    /// Outside a `LocalSet`.
+    /// Outside a local runtime or `LocalSet`.
     pub fn spawn_local<F>(self, connection: F)
     where
         F: Future<Output = ()> + 'static,

@@ -101,11 +101,11 @@ impl Tasks {
         self.set.spawn(async move { (name, caught(task).await) });
     }
 
-    /// Starts a critical single-threaded worker: a named OS thread with a
-    /// current-thread runtime and a `LocalSet`, on which `body` runs.
+    /// Starts a critical single-threaded worker: a named OS thread with a local
+    /// runtime, on which `body` runs.
     ///
     /// # Errors
-    /// When the thread or its runtime cannot be made.
+    /// When the thread cannot be made.
     pub fn worker<B, F>(&mut self, name: impl Into<String>, body: B) -> Result<(), WorkerError>
     where
         B: FnOnce() -> F + Send + 'static,
@@ -256,7 +256,7 @@ mod tests {
             .worker("worker-0", || async {
                 tokio::task::spawn_local(async {})
                     .await
-                    .expect("runs on a LocalSet");
+                    .expect("runs on a local runtime");
                 Err::<(), _>(Lost)
             })
             .expect("threads can be made");

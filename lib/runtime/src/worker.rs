@@ -1,10 +1,10 @@
-//! Single-threaded workers: one OS thread, one current-thread runtime, one
-//! `LocalSet`. A connection and all that belongs to it lives on one of them.
+//! Single-threaded workers: one OS thread with one local runtime. A connection
+//! and all that belongs to it lives on one of them.
 
 use std::future::Future;
 
+use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::oneshot;
-use tokio::task::LocalSet;
 
 use crate::tasks::{End, TaskOutput, caught};
 
@@ -20,7 +20,7 @@ pub enum WorkerError {
         #[source]
         source: std::io::Error,
     },
-    /// The thread's runtime could not be made.
+    /// The thread's runtime could not be made: the worker ends with this.
     #[error("could not make the runtime of worker {name}")]
     Runtime {
         /// The worker's name.
@@ -38,31 +38,23 @@ pub struct WorkerHandle {
 }
 
 /// Starts a thread called `name` (the kernel shows its first 15 bytes) and runs
-/// `body` on its own runtime and `LocalSet`. When `body` returns, what was
-/// spawned on the set is dropped and the thread ends.
+/// `body` on its own local runtime. When `body` returns, what was spawned on the
+/// runtime is dropped and the thread ends.
 ///
 /// # Errors
-/// When the thread or its runtime cannot be made.
+/// When the thread cannot be made. A runtime that cannot be made is the end of
+/// the worker.
 pub fn spawn_worker<B, F>(name: &str, body: B) -> Result<WorkerHandle, WorkerError>
 where
     B: FnOnce() -> F + Send + 'static,
     F: Future<Output: TaskOutput> + 'static,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| WorkerError::Runtime {
-            name: name.to_owned(),
-            source,
-        })?;
     let (report, ended) = oneshot::channel();
+    let of = name.to_owned();
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
-            let local = LocalSet::new();
-            let end = local.block_on(&runtime, async { caught(async { body().await }).await });
-            drop(local);
-            drop(runtime);
+            let end = run(of, body);
             // Nobody may be waiting any more; the end is then of no interest.
             let _ = report.send(end);
         })
@@ -71,6 +63,20 @@ where
             source,
         })?;
     Ok(WorkerHandle { ended })
+}
+
+fn run<B, F>(name: String, body: B) -> End
+where
+    B: FnOnce() -> F,
+    F: Future<Output: TaskOutput> + 'static,
+{
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build_local(LocalOptions::default());
+    match runtime {
+        Ok(runtime) => runtime.block_on(caught(async { body().await })),
+        Err(source) => End::Done(Err(WorkerError::Runtime { name, source }.into())),
+    }
 }
 
 impl WorkerHandle {
