@@ -46,7 +46,7 @@ pub struct WorkersConfig {
     pub workers: usize,
     /// Connections at once over all workers. Each one needs two descriptors.
     pub connections_max: usize,
-    /// Receive windows of tunnels that may be promised over all workers.
+    /// Receive windows of streams that may be promised over all workers, in bytes.
     pub window_bytes_max: u64,
     /// Streams at once on one tunnel that we open.
     pub tunnel_streams_max: u32,

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
-use culvert_hbone::{ConnectHead, OpenError, Settings, WindowBudget, client, server};
+use culvert_hbone::{ConnectHead, OpenError, Settings, Windows, client, server};
 use culvert_identity::{Identity, TrustDomain};
 use culvert_model::{
     Action, Change, Group, Match, PeerConnection, Policy, PolicyName, Rules, Scope, Snapshot,
@@ -85,9 +85,7 @@ async fn serve(
         .await
         .map_err(|error| fault::classify_io(&error))?;
     let peer = culvert_tls::verified_peer(tls.get_ref().1)?;
-    let settings = Settings::server();
-    let windows = WindowBudget::new(64 << 20).grant(settings.streams_max);
-    let mut tunnel = server::start(tls, &settings, windows)
+    let mut tunnel = server::start(tls, &Settings::server(), &Windows::new(64 << 20))
         .await
         .expect("HTTP/2");
     // A stream that is dropped is reset: these live as long as the tunnel.
@@ -128,9 +126,8 @@ async fn connect(
         Ok(tls) => tls,
         Err(error) => return Outcome::Handshake(fault::classify_io(&error)),
     };
-    let settings = Settings::client();
-    let windows = WindowBudget::new(64 << 20).grant(settings.streams_max);
-    let (tunnel, driver) = match client::start(tls, &settings, windows).await {
+    let windows = Windows::new(64 << 20);
+    let (tunnel, driver) = match client::start(tls, &Settings::client(), &windows).await {
         Ok(started) => started,
         Err(_) => return Outcome::Handshake(Fault::Io),
     };

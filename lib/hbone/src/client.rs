@@ -5,8 +5,9 @@ use crate::fault::{OpenError, TunnelError};
 use crate::head::ConnectHead;
 use crate::headers::REASON;
 use crate::liveness::{Finding, Liveness};
-use crate::settings::{Settings, WindowGrant};
+use crate::settings::Settings;
 use crate::stream::{Slot, StreamCount, TunnelStream};
+use crate::windows::{self, Promised, Windows};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use h2::{Reason, SendStream};
@@ -57,7 +58,7 @@ pub struct Driver<T> {
     opened_at: Instant,
     idle_timeout: Duration,
     lifetime_max: Duration,
-    _windows: WindowGrant,
+    promised: Promised,
 }
 
 impl<T> std::fmt::Debug for Driver<T> {
@@ -77,15 +78,16 @@ impl<T> std::fmt::Debug for Driver<T> {
 pub async fn start<T>(
     io: T,
     settings: &Settings,
-    windows: WindowGrant,
+    windows: &Windows,
 ) -> Result<(Tunnel, Driver<T>), TunnelError>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let io = Coalesce::new(io);
+    let promised = Promised::new(windows);
     let (sender, mut connection) = h2::client::Builder::new()
-        .initial_window_size(windows.stream)
-        .initial_connection_window_size(windows.connection)
+        .initial_window_size(promised.stream())
+        .initial_connection_window_size(windows::connection(settings.streams_max))
         .max_frame_size(settings.frame_bytes_max)
         .max_header_list_size(settings.head_bytes_max)
         .initial_max_send_streams(settings.streams_max as usize)
@@ -99,7 +101,7 @@ where
     let now = Instant::now();
     let shared = Rc::new(Shared {
         sender: RefCell::new(Some(sender)),
-        streams: StreamCount::new(),
+        streams: StreamCount::new(windows),
         streams_max: settings.streams_max as usize,
         traffic: io.traffic(),
         rate: Cell::new(Rate {
@@ -116,7 +118,7 @@ where
         opened_at: now,
         idle_timeout: settings.idle_timeout,
         lifetime_max: settings.lifetime_max,
-        _windows: windows,
+        promised,
     };
     Ok((Tunnel(shared), driver))
 }
@@ -126,6 +128,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        this.promised
+            .renew(|window| this.connection.set_initial_window_size(window));
         let polled = Pin::new(&mut this.connection).poll(cx);
         let flushed = this.io.poll_flush_collected(cx);
         if let Poll::Ready(ended) = polled {

@@ -6,6 +6,10 @@
 //! and ignores h2's flush; whoever polls the connection calls
 //! [`Coalesce::poll_flush_collected`] once when the poll returns. A large
 //! payload is not collected but passed through together with what waits.
+//!
+//! It also bounds what one poll reads. h2 reads for as long as there is something,
+//! and a peer that sends as fast as we decrypt would hold it there until its window
+//! is spent, while the streams that could make room wait for their turn.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -21,6 +25,9 @@ const COLLECT_BYTES_MAX: usize = 64 * 1024;
 const PASS_THROUGH_BYTES_MIN: usize = 16 * 1024;
 /// Capacity that an idle tunnel may keep for the next burst.
 const KEEP_BYTES_MAX: usize = 16 * 1024;
+/// Bytes that one poll of the connection reads: a quarter of a stream's largest
+/// window, so that sender, tunnel and receiver work at the same time.
+const READ_BYTES_PER_POLL: usize = 256 * 1024;
 /// h2 writes a head and a payload; one more slice holds what was collected.
 const SLICES_MAX: usize = 8;
 
@@ -36,6 +43,8 @@ struct Inner<T> {
     collected: Vec<u8>,
     /// Bytes of `collected` that are written already.
     sent: usize,
+    /// Bytes read since the last flush.
+    read: usize,
 }
 
 /// Handle on the wrapped transport: one is given to h2, one stays with the
@@ -68,6 +77,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
             io,
             collected: Vec::new(),
             sent: 0,
+            read: 0,
         };
         Self {
             inner: Rc::new(RefCell::new(inner)),
@@ -79,9 +89,10 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         Rc::clone(&self.traffic)
     }
 
-    /// Writes and flushes what was collected.
+    /// Writes and flushes what was collected. Ends a poll of the connection.
     pub(crate) fn poll_flush_collected(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let inner = &mut *self.inner.borrow_mut();
+        inner.read = 0;
         ready!(inner.poll_drain(cx))?;
         Pin::new(&mut inner.io).poll_flush(cx)
     }
@@ -146,10 +157,16 @@ impl<T: AsyncRead + Unpin> AsyncRead for Coalesce<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let inner = &mut *self.inner.borrow_mut();
+        if inner.read >= READ_BYTES_PER_POLL {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
-        let polled = Pin::new(&mut self.inner.borrow_mut().io).poll_read(cx, buf);
-        let read = (buf.filled().len() - before) as u64;
-        self.traffic.read.set(self.traffic.read.get() + read);
+        let polled = Pin::new(&mut inner.io).poll_read(cx, buf);
+        let read = buf.filled().len() - before;
+        inner.read += read;
+        self.traffic.read.set(self.traffic.read.get() + read as u64);
         polled
     }
 }

@@ -24,11 +24,13 @@ mod scratch;
 pub mod server;
 mod settings;
 mod stream;
+mod windows;
 
 pub use authority::Authority;
 pub use fault::{OpenError, TunnelError};
 pub use head::ConnectHead;
 pub use read_ahead::ReadAhead;
 pub use scratch::read_chunk;
-pub use settings::{Settings, WindowBudget, WindowGrant};
+pub use settings::Settings;
 pub use stream::TunnelStream;
+pub use windows::Windows;

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 /// leaves as one packet of the largest size that the kernel hands to a device (45
 /// segments of 1428 bytes over IPv6); a few bytes more would cost a packet of their
 /// own.
-const READ_BYTES_MAX: usize = 62 * 1024;
+pub(crate) const READ_BYTES_MAX: usize = 62 * 1024;
 /// Longest read that is copied: below it a copy is cheaper than pinning and
 /// replacing the buffer.
 const COPY_BYTES_MAX: usize = 8 * 1024;

@@ -6,8 +6,9 @@ use crate::fault::TunnelError;
 use crate::head::{self, HeadError};
 use crate::headers::{BAGGAGE, REASON};
 use crate::liveness::{Finding, Liveness};
-use crate::settings::{Settings, WindowGrant};
+use crate::settings::Settings;
 use crate::stream::{Slot, StreamCount, TunnelStream};
+use crate::windows::{self, Promised, Windows};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
@@ -23,7 +24,7 @@ pub struct Tunnel<T> {
     io: Coalesce<T>,
     liveness: Liveness,
     streams: Rc<StreamCount>,
-    _windows: WindowGrant,
+    promised: Promised,
 }
 
 impl<T> std::fmt::Debug for Tunnel<T> {
@@ -42,17 +43,18 @@ impl<T> std::fmt::Debug for Tunnel<T> {
 pub async fn start<T>(
     io: T,
     settings: &Settings,
-    windows: WindowGrant,
+    windows: &Windows,
 ) -> Result<Tunnel<T>, TunnelError>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let io = Coalesce::new(io);
+    let promised = Promised::new(windows);
     let builder = {
         let mut builder = h2::server::Builder::new();
         builder
-            .initial_window_size(windows.stream)
-            .initial_connection_window_size(windows.connection)
+            .initial_window_size(promised.stream())
+            .initial_connection_window_size(windows::connection(settings.streams_max))
             .max_frame_size(settings.frame_bytes_max)
             .max_header_list_size(settings.head_bytes_max)
             .max_concurrent_streams(settings.streams_max)
@@ -77,8 +79,8 @@ where
         connection,
         io,
         liveness,
-        streams: StreamCount::new(),
-        _windows: windows,
+        streams: StreamCount::new(windows),
+        promised,
     })
 }
 
@@ -103,6 +105,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Incoming, TunnelError>>> {
+        self.promised
+            .renew(|window| self.connection.set_initial_window_size(window));
         match self.connection.poll_accept(cx) {
             Poll::Ready(Some(Ok((request, respond)))) => {
                 let slot = self.streams.enter();

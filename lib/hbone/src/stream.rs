@@ -1,5 +1,6 @@
 //! One stream of a tunnel: the far leg of one application connection.
 
+use crate::windows::Windows;
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use std::cell::Cell;
@@ -11,13 +12,15 @@ use tokio::time::Instant;
 pub(crate) struct StreamCount {
     active: Cell<usize>,
     idle_since: Cell<Instant>,
+    windows: Windows,
 }
 
 impl StreamCount {
-    pub(crate) fn new() -> Rc<Self> {
+    pub(crate) fn new(windows: &Windows) -> Rc<Self> {
         Rc::new(Self {
             active: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
+            windows: windows.clone(),
         })
     }
 
@@ -32,6 +35,7 @@ impl StreamCount {
 
     pub(crate) fn enter(self: &Rc<Self>) -> Slot {
         self.active.set(self.active.get() + 1);
+        self.windows.enter();
         Slot(Rc::clone(self))
     }
 }
@@ -44,6 +48,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let active = self.0.active.get() - 1;
         self.0.active.set(active);
+        self.0.windows.leave();
         if active == 0 {
             self.0.idle_since.set(Instant::now());
         }

@@ -36,8 +36,8 @@ pub(crate) async fn serve(worker: Rc<Worker>, pod: Arc<Pod>, accepted: Accepted)
         return;
     };
     let settings = Settings::server();
-    let windows = worker.windows.grant(settings.streams_max);
-    let tunnel = match timeout(HANDSHAKE_LIMIT, server::start(tls, &settings, windows)).await {
+    let starting = server::start(tls, &settings, &worker.windows);
+    let tunnel = match timeout(HANDSHAKE_LIMIT, starting).await {
         Ok(Ok(tunnel)) => tunnel,
         Ok(Err(error)) => {
             tracing::info!(%client, peer = %identity, error = chain(&error), "no HTTP/2 on a tunnel");

@@ -127,13 +127,12 @@ async fn connect(worker: &Rc<Worker>, target: &Target<'_>) -> Result<client::Tun
     };
     let mut settings = Settings::client();
     settings.streams_max = worker.shared.config.tunnel_streams_max;
-    let windows = worker.windows.grant(settings.streams_max);
-    let (tunnel, driver) =
-        match timeout(HANDSHAKE_LIMIT, client::start(stream, &settings, windows)).await {
-            Ok(Ok(started)) => started,
-            Ok(Err(error)) => return Err(Rc::new(LegError::Http2(error))),
-            Err(_) => return Err(Rc::new(LegError::AnswerTimedOut)),
-        };
+    let starting = client::start(stream, &settings, &worker.windows);
+    let (tunnel, driver) = match timeout(HANDSHAKE_LIMIT, starting).await {
+        Ok(Ok(started)) => started,
+        Ok(Err(error)) => return Err(Rc::new(LegError::Http2(error))),
+        Err(_) => return Err(Rc::new(LegError::AnswerTimedOut)),
+    };
     let uid = target.route.workload.uid.clone();
     let watched = watch(Rc::clone(worker), driver, uid);
     let spawned = worker.tunnel_tracker.spawn_local(watched);

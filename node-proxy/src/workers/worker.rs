@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use culvert_hbone::WindowBudget;
+use culvert_hbone::Windows;
 use culvert_runtime::ConnectionTracker;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
@@ -48,7 +48,7 @@ pub(crate) struct Worker {
     pub(crate) connections: Rc<Connections>,
     pub(crate) endpoints: Rc<Endpoints>,
     pub(crate) tunnels: Tunnels,
-    pub(crate) windows: WindowBudget,
+    pub(crate) windows: Windows,
     /// Connections of applications.
     pub(crate) tracker: ConnectionTracker,
     /// Tunnels, which outlive the connections in them.
@@ -70,7 +70,7 @@ impl Worker {
             connections: Rc::new(Connections::new(parts.traffic.clone(), log)),
             endpoints: Rc::default(),
             tunnels: Tunnels::default(),
-            windows: WindowBudget::new(shared.config.window_bytes_max / count as u64),
+            windows: Windows::new(shared.config.window_bytes_max / count as u64),
             tracker: ConnectionTracker::new((shared.config.connections_max / count).max(1)),
             tunnel_tracker: ConnectionTracker::new(TUNNELS_MAX),
             serving: RefCell::default(),

@@ -4,7 +4,8 @@ use super::*;
 use crate::client;
 use crate::head::ConnectHead;
 use crate::server;
-use crate::settings::{Settings, WindowBudget};
+use crate::settings::Settings;
+use crate::windows::Windows;
 use std::cell::Cell;
 use std::time::Duration;
 use tokio::io::duplex;
@@ -21,14 +22,14 @@ fn run<F: Future<Output = ()>>(body: F) {
 }
 
 async fn tunnel() -> Tunnel {
-    let budget = WindowBudget::new(512 << 20);
+    let windows = Windows::new(512 << 20);
     let (near, far) = duplex(1 << 16);
-    let (tunnel, driver) = client::start(near, &Settings::client(), budget.grant(100))
+    let (tunnel, driver) = client::start(near, &Settings::client(), &windows)
         .await
         .unwrap();
     spawn_local(driver);
     spawn_local(async move {
-        let mut server = server::start(far, &Settings::server(), budget.grant(200))
+        let mut server = server::start(far, &Settings::server(), &windows)
             .await
             .unwrap();
         let mut streams = Vec::new();

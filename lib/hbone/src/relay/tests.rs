@@ -4,7 +4,8 @@ use super::*;
 use crate::client::{self, Tunnel};
 use crate::head::ConnectHead;
 use crate::server::{self, Incoming};
-use crate::settings::{Settings, WindowBudget};
+use crate::settings::Settings;
+use crate::windows::Windows;
 use crate::{OpenError, TunnelError};
 use http::StatusCode;
 use proptest::prelude::*;
@@ -42,18 +43,15 @@ struct Pair {
 }
 
 async fn pair_with(pipe: usize, budget: u64) -> Pair {
-    let budget = WindowBudget::new(budget);
+    let windows = Windows::new(budget);
     let (near, far) = duplex(pipe);
     let settings = Settings::client();
-    let (tunnel, driver) = client::start(near, &settings, budget.grant(100))
-        .await
-        .unwrap();
+    let (tunnel, driver) = client::start(near, &settings, &windows).await.unwrap();
     let client_end = spawn_local(driver);
     let (deliver, incoming) = mpsc::channel(300);
     let (drain, mut drained) = oneshot::channel();
     let server_end = spawn_local(async move {
-        let windows = budget.grant(200);
-        let mut server = server::start(far, &Settings::server(), windows).await?;
+        let mut server = server::start(far, &Settings::server(), &windows).await?;
         let mut draining = false;
         loop {
             tokio::select! {
@@ -334,6 +332,44 @@ fn readers_that_stop_cost_their_own_streams_only() {
     });
 }
 
+/// Bytes that a source can send to a reader that never reads.
+async fn sent_unread(joined: &mut Joined) -> usize {
+    let mut sent = 0;
+    let stuffed = async {
+        while let Ok(n) = joined.client.write(&[7; 16 * 1024]).await {
+            sent += n;
+        }
+    };
+    let quiet = tokio::time::timeout(Duration::from_secs(2), stuffed).await;
+    assert!(quiet.is_err(), "the stream ended");
+    sent
+}
+
+#[test]
+fn windows_shrink_with_many_streams_and_widen_with_few() {
+    const MIB: usize = 1 << 20;
+    run(async {
+        // Both ends count their streams here: one of each fits with the full window.
+        let mut pair = pair_with(64 * 1024, 8 << 20).await;
+        let mut alone = pair.joined(1024).await;
+        assert!(sent_unread(&mut alone).await >= MIB);
+        let mut many = Vec::new();
+        for _ in 0..31 {
+            many.push(pair.joined(1024).await);
+        }
+        let mut last = pair.joined(1024).await;
+        // The smallest window, and what the source itself may hold.
+        assert!(sent_unread(&mut last).await < MIB / 2);
+        drop((alone, many, last));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut again = pair.joined(1024).await;
+        again.client.write_all(b"wake").await.unwrap();
+        again.server.read_exact(&mut [0; 4]).await.unwrap();
+        assert!(sent_unread(&mut again).await >= MIB);
+        assert!(pair.tunnel.is_open());
+    });
+}
+
 #[test]
 fn tiny_frames_to_a_stopped_reader_do_not_end_the_tunnel() {
     run(async {
@@ -465,8 +501,8 @@ fn a_peer_that_stops_answering_is_dead_within_five_seconds() {
 fn silence_while_streams_wait_ends_the_tunnel() {
     run(async {
         let (near, far) = duplex(1 << 20);
-        let budget = WindowBudget::new(1 << 20);
-        let (tunnel, driver) = client::start(near, &Settings::client(), budget.grant(100))
+        let windows = Windows::new(1 << 20);
+        let (tunnel, driver) = client::start(near, &Settings::client(), &windows)
             .await
             .unwrap();
         let driver = spawn_local(driver);
@@ -516,8 +552,7 @@ fn bytes_that_are_not_http2_are_an_error() {
             let (mut near, far) = duplex(1 << 16);
             near.write_all(bytes).await.unwrap();
             near.shutdown().await.unwrap();
-            let windows = WindowBudget::new(0).grant(1);
-            match server::start(far, &Settings::server(), windows).await {
+            match server::start(far, &Settings::server(), &Windows::new(0)).await {
                 Err(_) => {}
                 Ok(mut server) => assert!(!matches!(server.next().await, Some(Ok(_)))),
             }
