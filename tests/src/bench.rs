@@ -7,6 +7,7 @@
 //! disturbs both figures.
 
 mod cases;
+mod iperf;
 mod memory;
 mod report;
 mod subjects;

@@ -1,7 +1,6 @@
 //! The programs of `culvert-testkit`: they run in pods and know nothing of the
 //! mesh. Each prints its result as one JSON line, so that a test can judge it.
 
-pub mod bulk;
 pub mod conversation;
 pub mod grpc;
 pub mod half_close;

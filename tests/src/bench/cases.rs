@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::iperf::{self, Streams};
 use super::subjects::{Places, Subject};
 use super::wrk::{self, Connections};
 use crate::harness::mesh::Mesh;
 use crate::harness::processes::Process;
-use crate::kit::bulk::Throughput;
 use crate::kit::rate::RateReport;
 use crate::kit::statistics::Latencies;
 
@@ -88,10 +88,10 @@ pub(crate) fn measure(
         Case::C50 => http(mesh, places, subject, kept(50), time)?,
         Case::C300 => http(mesh, places, subject, kept(300), time)?,
         Case::Newconn => http(mesh, places, subject, fresh, time)?,
-        Case::Bulk1Up => bulk(mesh, places, subject, ("up", "1"), time)?,
-        Case::Bulk1Down => bulk(mesh, places, subject, ("down", "1"), time)?,
-        Case::Bulk8Up => bulk(mesh, places, subject, ("up", "8"), time)?,
-        Case::Bulk8Down => bulk(mesh, places, subject, ("down", "8"), time)?,
+        Case::Bulk1Up => bulk(mesh, places, subject, (1, false), time)?,
+        Case::Bulk1Down => bulk(mesh, places, subject, (1, true), time)?,
+        Case::Bulk8Up => bulk(mesh, places, subject, (8, false), time)?,
+        Case::Bulk8Down => bulk(mesh, places, subject, (8, true), time)?,
         Case::Rate2000 => rate(mesh, places, subject, time)?,
         Case::Mem => anyhow::bail!("memory is not measured in rounds"),
     };
@@ -136,32 +136,14 @@ fn bulk(
     mesh: &Mesh,
     places: &Places,
     subject: Subject,
-    (direction, streams): (&str, &str),
+    (count, down): (u32, bool),
     time: Duration,
 ) -> Result<Measured> {
-    let (host, port) = places.target(subject, 7000)?;
-    let (port, seconds) = (port.to_string(), time.as_secs().to_string());
-    let words = [
-        "bulk",
-        &host,
-        &port,
-        direction,
-        "--streams",
-        streams,
-        "--seconds",
-        &seconds,
-    ];
-    let limit = time + Duration::from_secs(60);
-    let result: Throughput = mesh
-        .testkit_within(subject.client(), &words, limit)?
-        .json()?;
-    Ok((
-        Sample {
-            rate: result.gbps,
-            ..Sample::default()
-        },
-        time.as_secs_f64(),
-    ))
+    let sample = Sample {
+        rate: iperf::run(mesh, places, subject, Streams { count, down }, time)?,
+        ..Sample::default()
+    };
+    Ok((sample, time.as_secs_f64()))
 }
 
 fn rate(mesh: &Mesh, places: &Places, subject: Subject, time: Duration) -> Result<Measured> {

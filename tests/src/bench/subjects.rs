@@ -49,8 +49,10 @@ impl Subject {
     }
 }
 
+/// Where iperf3 listens.
+pub(crate) const BULK_PORT: u16 = 7000;
 /// The ports of the three servers; Envoy has one listener a port.
-pub(crate) const PORTS: [u16; 4] = [8080, 7000, 7001, 9000];
+pub(crate) const PORTS: [u16; 3] = [8080, BULK_PORT, 9000];
 const ENVOY_OFFSET: u16 = 10_000;
 
 /// Addresses and processes of all subjects.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use culvert_tests::kit::{bulk, conversation, grpc, half_close, hold, load, rate, websocket};
+use culvert_tests::kit::{conversation, grpc, half_close, hold, load, rate, websocket};
 
 #[derive(Debug, Parser)]
 #[command(about = "servers, clients and load for tests of a mesh")]
@@ -31,18 +31,6 @@ enum Program {
         host: String,
         port: u16,
         bytes: usize,
-    },
-    /// A sink on PORT and a source on the next.
-    BulkServe { port: u16 },
-    /// Moves bytes and prints the throughput as JSON.
-    Bulk {
-        host: String,
-        port: u16,
-        direction: bulk::Direction,
-        #[arg(long, default_value_t = 1)]
-        streams: usize,
-        #[arg(long, default_value_t = 5)]
-        seconds: u64,
     },
     /// New connections at a steady rate; prints a report as JSON.
     Load(load::LoadOptions),
@@ -85,17 +73,6 @@ fn main() -> Result<()> {
         }
         Program::HalfCloseServe { port, bytes } => half_close::serve(port, bytes),
         Program::HalfClose { host, port, bytes } => half_close::check(&host, port, bytes, LIMIT),
-        Program::BulkServe { port } => bulk::serve(port),
-        Program::Bulk {
-            host,
-            port,
-            direction,
-            streams,
-            seconds,
-        } => {
-            let time = Duration::from_secs(seconds);
-            print(&bulk::measure(&host, port, direction, streams, time)?)
-        }
         Program::Load(options) => print(&load::run(&options)?),
         Program::Rate(options) => print(&rate::run(&options)?),
         Program::Hold {

@@ -231,7 +231,7 @@ fn sigterm_hands_over(mesh: &Mesh) -> Result<()> {
         }))
     })?;
     let report = under_load(mesh, "hand-over", NAMES, || {
-        let _successor = successor(mesh, &old)?;
+        let successor = successor(mesh, &old)?;
         old.signal(Signal::SIGTERM)?;
         holds_for(
             "the open connection, while the old proxy drains",
@@ -242,7 +242,12 @@ fn sigterm_hands_over(mesh: &Mesh) -> Result<()> {
         std::fs::write(&stop, "")?;
         wait_until("end of the old proxy", LIMIT, || Ok(!old.is_alive()))?;
         mesh.wait_returned(Part::NodeProxy("node-1"), &old)?;
-        talks(mesh, "traffic after the hand-over")
+        talks(mesh, "traffic after the hand-over")?;
+        // It has connections too, and hands over like any other.
+        Process::read(i32::try_from(successor.id())?)
+            .context("the successor runs")?
+            .signal(Signal::SIGTERM)?;
+        successor.wait(LIMIT)?.succeeded().map(drop)
     })?;
     held.wait(LIMIT)?.succeeded()?;
     ensure!(
