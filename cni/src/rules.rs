@@ -30,9 +30,10 @@ pub const POD_TABLE: &str = "culvert";
 
 /// On every packet of the node proxy's own sockets.
 pub const PROXY_MARK: u32 = 0x539;
-/// On the node proxy's connections to the application from a foreign address. The
-/// application's accepted socket inherits it, and an ip rule turns its answers back
-/// to the loopback interface.
+/// On the node proxy's packets to the application from a foreign address. The
+/// application's accepted socket inherits it, and so does a RST that the kernel sends
+/// for an application that is gone (fwmark_reflect); an ip rule turns both back to
+/// the loopback interface.
 pub const SPOOFED_MARK: u32 = 0x111;
 /// On inbound packets that are not redirected. The accepted socket inherits it, so
 /// that its answers are not taken for outbound connections.
@@ -272,6 +273,12 @@ fn prerouting() -> Chain {
     )
     .with(Rule::new().interface_in_not(LOOPBACK).goto("inbound"))
     .with(Rule::new().mark(OUTBOUND_MARK, MARK_MASK).goto("outbound"))
+    .with(
+        Rule::new()
+            .mark(PROXY_MARK, MARK_MASK)
+            .set_mark(SPOOFED_MARK, MARK_MASK)
+            .comment("a RST for it goes back to the node proxy"),
+    )
 }
 
 fn outbound(rules: &PodRules) -> Chain {

@@ -458,22 +458,20 @@ fn dns_socket(netns: &Netns, at: IpAddr) -> UdpSocket {
     socket
 }
 
+/// A name server of either family, where the node proxy takes its queries, and whence
+/// the pod asks.
+fn name_servers() -> [(SocketAddr, IpAddr, SocketAddr); 2] {
+    [
+        (v4(AFAR_V4, 53), Ipv4Addr::LOCALHOST.into(), v4(POD_V4, 0)),
+        (v6(AFAR_V6, 53), Ipv6Addr::LOCALHOST.into(), v6(POD_V6, 0)),
+    ]
+}
+
 /// The resolver asks again then; an error would make it give up.
 #[test]
 fn a_query_without_a_listener_is_dropped_and_not_refused() {
     let net = Net::enrolled(&PodRules::default());
-    for (server, loopback, client) in [
-        (
-            v4(AFAR_V4, 53),
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            v4(POD_V4, 0),
-        ),
-        (
-            v6(AFAR_V6, 53),
-            IpAddr::V6(Ipv6Addr::LOCALHOST),
-            v6(POD_V6, 0),
-        ),
-    ] {
+    for (server, loopback, client) in name_servers() {
         let client = inside(&net.pod, || UdpSocket::bind(client)).expect("bound");
         client.connect(server).expect("connected");
         client.send(b"lost").expect("sent");
@@ -490,18 +488,7 @@ fn a_query_without_a_listener_is_dropped_and_not_refused() {
 fn dns_goes_to_the_proxy_and_answers_come_from_the_server() {
     let net = Net::enrolled(&PodRules::default());
     let tcp = proxy_listener(&net.pod, 15053);
-    for (server, loopback, client) in [
-        (
-            v4(AFAR_V4, 53),
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            v4(POD_V4, 0),
-        ),
-        (
-            v6(AFAR_V6, 53),
-            IpAddr::V6(Ipv6Addr::LOCALHOST),
-            v6(POD_V6, 0),
-        ),
-    ] {
+    for (server, loopback, client) in name_servers() {
         let dns = dns_socket(&net.pod, loopback);
         let client = inside(&net.pod, || UdpSocket::bind(client)).expect("bound");
         client.set_read_timeout(Some(PATIENCE)).expect("timeout");

@@ -301,6 +301,62 @@ fn pods_reach_what_is_not_in_the_mesh_plainly() {
     });
 }
 
+/// Sends its answer only when the client has ended.
+async fn serve_late(listener: std::net::TcpListener) {
+    let listener = tokio::net::TcpListener::from_std(listener).expect("listener");
+    loop {
+        let (mut stream, _) = listener.accept().await.expect("accept");
+        tokio::task::spawn_local(async move {
+            stream.write_all(b"!").await.expect("greet");
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+            let _ = stream.write_all(b"too late").await;
+        });
+    }
+}
+
+/// A socket of the client that will connect from `port`, or from any for 0.
+fn bound(netns: &Netns, port: u16, to: SocketAddr) -> std::io::Result<TcpSocket> {
+    let (socket, any) = if to.is_ipv4() {
+        (netns.run(TcpSocket::new_v4), "0.0.0.0")
+    } else {
+        (netns.run(TcpSocket::new_v6), "::")
+    };
+    let socket = socket.expect("enter")?;
+    socket.bind(SocketAddr::new(any.parse().expect("address"), port))?;
+    Ok(socket)
+}
+
+/// The kernel answers what comes for a program that is gone with a RST. It has to
+/// find the proxy's socket, which would repeat its bytes for a quarter of an hour
+/// else, and take no new connection from the same port.
+#[test]
+fn an_answer_to_a_client_that_is_gone_ends_its_connection() {
+    run(async {
+        let world = World::new().await;
+        let servers = [
+            (&world.server, SERVER),
+            (&world.neighbour, NEIGHBOUR),
+            (&world.stranger, STRANGER),
+        ];
+        for (netns, addresses) in servers {
+            for ip in ips(addresses) {
+                let to = SocketAddr::new(ip, 9000);
+                tokio::task::spawn_local(serve_late(listen_in(netns, to)));
+                let mut port = 0;
+                for _ in 0..2 {
+                    // Free once the kernel has given the connection before up.
+                    let free = format!("port {port} for {to}");
+                    let socket = wait(&free, || bound(&world.client, port, to).ok()).await;
+                    let connected = soon("connect", socket.connect(to)).await;
+                    let mut stream = connected.expect("connect");
+                    port = stream.local_addr().expect("address").port();
+                    soon("greeting", stream.read_u8()).await.expect("greeting");
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn curl_talks_through_the_tunnel_and_is_told_why_not() {
     run(async {

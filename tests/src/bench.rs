@@ -61,8 +61,22 @@ pub fn run(options: &BenchOptions) -> Result<()> {
     });
     eprintln!("bringing the mesh up");
     let mesh = Mesh::up_fixture(MeshOptions::new("bench", 2).with("accessLog=text"), "bench")?;
-    let mut places = subjects::Places::new(&mesh, subjects.contains(&Subject::EnvoyPair))?;
     let mut report = report::Report::default();
+    let outcome = measure(options, &mesh, &cases, &subjects, &mut report);
+    // What was found before a failure is worth its minutes.
+    report.print();
+    report.write()?;
+    outcome
+}
+
+fn measure(
+    options: &BenchOptions,
+    mesh: &Mesh,
+    cases: &[Case],
+    subjects: &[Subject],
+    report: &mut report::Report,
+) -> Result<()> {
+    let mut places = subjects::Places::new(mesh, subjects.contains(&Subject::EnvoyPair))?;
     // First, while nobody's memory has seen traffic yet.
     if cases.contains(&Case::Mem) {
         for subject in subjects
@@ -70,26 +84,25 @@ pub fn run(options: &BenchOptions) -> Result<()> {
             .filter(|subject| **subject != Subject::Direct)
         {
             eprintln!("mem: {subject:?}, {} connections", options.connections);
-            places.restart_proxies(&mesh)?;
-            let memory = memory::measure(&mesh, &places, *subject, options.connections)?;
+            places.restart_proxies(mesh)?;
+            let memory = memory::measure(mesh, &places, *subject, options.connections)?;
             report.memory(*subject, memory);
         }
     }
     for case in cases.iter().filter(|case| **case != Case::Mem) {
         for round in 0..options.rounds {
-            for subject in &subjects {
+            for subject in subjects {
                 eprintln!(
                     "{case:?}: round {} of {}, {subject:?}",
                     round + 1,
                     options.rounds
                 );
                 let time = Duration::from_secs(options.seconds);
-                let sample = cases::measure(*case, &mesh, &places, *subject, time)
+                let sample = cases::measure(*case, mesh, &places, *subject, time)
                     .with_context(|| format!("{case:?} {subject:?}"))?;
                 report.sample(*case, *subject, round, sample);
             }
         }
     }
-    report.print();
-    report.write()
+    Ok(())
 }
