@@ -156,19 +156,17 @@ async fn meet(
 ) -> (Outcome, Option<Fault>) {
     let (near, far) = tokio::io::duplex(256 * 1024);
     let (server_mesh, account) = server;
-    let serving = serve(far, server_mesh.certificate(account), snapshot(server_mesh));
+    let certificate = server_mesh.certificate(account);
+    let mut serving = Box::pin(serve(far, certificate, snapshot(server_mesh)));
     let certificate = client.0.certificate(client.1);
-    let connecting = connect(near, &certificate, expected);
+    let mut connecting = Box::pin(connect(near, &certificate, expected));
     let both = async {
-        let served = serving;
-        tokio::pin!(served);
-        tokio::pin!(connecting);
         // The client's outcome decides; the server's fault is asked for afterwards.
         let outcome = tokio::select! {
             outcome = &mut connecting => outcome,
-            fault = &mut served => return (connecting.await, fault.err()),
+            fault = &mut serving => return (connecting.await, fault.err()),
         };
-        let fault = tokio::time::timeout(Duration::from_secs(1), served).await;
+        let fault = tokio::time::timeout(Duration::from_secs(1), serving).await;
         (outcome, fault.ok().and_then(Result::err))
     };
     tokio::time::timeout(LIMIT, both)
