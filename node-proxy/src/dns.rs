@@ -138,7 +138,7 @@ pub struct DnsThread {
 }
 
 impl DnsThread {
-    /// Runs on a `LocalSet` until the process stops: names are answered while it
+    /// Runs on a local runtime until the process stops: names are answered while it
     /// drains.
     pub async fn run(mut self, drain: DrainWatch) {
         let forwarder = Rc::new(Forwarder {

@@ -65,8 +65,7 @@ pub fn run(options: &BenchOptions) -> Result<()> {
     let outcome = measure(options, &mesh, &cases, &subjects, &mut report);
     // What was found before a failure is worth its minutes.
     report.print();
-    report.write()?;
-    outcome
+    outcome.and(report.write())
 }
 
 fn measure(

@@ -7,7 +7,7 @@ use crate::headers::REASON;
 use crate::liveness::{Finding, Liveness};
 use crate::settings::Settings;
 use crate::stream::{Slot, StreamCount, TunnelStream};
-use crate::windows::{self, Promised, Windows};
+use crate::windows::{Promised, Windows, connection_window};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use h2::{Reason, SendStream};
@@ -87,7 +87,7 @@ where
     let promised = Promised::new(windows);
     let (sender, mut connection) = h2::client::Builder::new()
         .initial_window_size(promised.stream())
-        .initial_connection_window_size(windows::connection(settings.streams_max))
+        .initial_connection_window_size(connection_window(settings.streams_max))
         .max_frame_size(settings.frame_bytes_max)
         .max_header_list_size(settings.head_bytes_max)
         .initial_max_send_streams(settings.streams_max as usize)

@@ -11,6 +11,7 @@
 //! and a peer that sends as fast as we decrypt would hold it there until its window
 //! is spent, while the streams that could make room wait for their turn.
 
+use crate::windows::STREAM_WINDOW_MAX;
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -27,7 +28,7 @@ const PASS_THROUGH_BYTES_MIN: usize = 16 * 1024;
 const KEEP_BYTES_MAX: usize = 16 * 1024;
 /// Bytes that one poll of the connection reads: a quarter of a stream's largest
 /// window, so that sender, tunnel and receiver work at the same time.
-const READ_BYTES_PER_POLL: usize = 256 * 1024;
+const READ_BYTES_PER_POLL: usize = STREAM_WINDOW_MAX as usize / 4;
 /// h2 writes a head and a payload; one more slice holds what was collected.
 const SLICES_MAX: usize = 8;
 
@@ -224,7 +225,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::task::Waker;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
 
     /// Records every write and takes at most `take` bytes of each.
     #[derive(Default)]
@@ -305,6 +308,38 @@ mod tests {
                 .is_ready()
         );
         assert_eq!(io.inner.borrow().io.writes, [PASS_THROUGH_BYTES_MIN + 19]);
+    }
+
+    /// Counts how often its task would be polled again.
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn one_poll_reads_so_much_and_asks_for_the_next() {
+        let mut io = Coalesce::new(tokio::io::join(tokio::io::repeat(7), Recorder::default()));
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let cx = &mut Context::from_waker(&waker);
+        let mut piece = vec![0; 16 * 1024];
+        for poll in 1..=3 {
+            let mut read = 0;
+            loop {
+                let mut buf = ReadBuf::new(&mut piece);
+                if Pin::new(&mut io).poll_read(cx, &mut buf).is_pending() {
+                    break;
+                }
+                read += buf.filled().len();
+            }
+            assert_eq!(read, READ_BYTES_PER_POLL);
+            assert_eq!(wakes.0.load(Ordering::Relaxed), poll);
+            assert!(io.poll_flush_collected(cx).is_ready());
+        }
     }
 
     proptest! {

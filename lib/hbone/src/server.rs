@@ -8,7 +8,7 @@ use crate::headers::{BAGGAGE, REASON};
 use crate::liveness::{Finding, Liveness};
 use crate::settings::Settings;
 use crate::stream::{Slot, StreamCount, TunnelStream};
-use crate::windows::{self, Promised, Windows};
+use crate::windows::{Promised, Windows, connection_window};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
@@ -54,7 +54,7 @@ where
         let mut builder = h2::server::Builder::new();
         builder
             .initial_window_size(promised.stream())
-            .initial_connection_window_size(windows::connection(settings.streams_max))
+            .initial_connection_window_size(connection_window(settings.streams_max))
             .max_frame_size(settings.frame_bytes_max)
             .max_header_list_size(settings.head_bytes_max)
             .max_concurrent_streams(settings.streams_max)

@@ -3,7 +3,7 @@
 //! A stream's window is memory that one reader who stops may hold, and what bounds
 //! the speed of everybody else. So the streams of a worker share a budget: each has
 //! the full window while there are few, and half of it whenever their number doubles.
-//! Tunnels tell their peers of the change by SETTINGS.
+//! A tunnel tells its peer of the change by SETTINGS when it is polled next.
 
 use crate::scratch::READ_BYTES_MAX;
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 /// Largest window of one stream: fills a path of 8 Gbit/s at 1 ms, and is what
 /// one reader that stops may hold.
-const STREAM_WINDOW_MAX: u32 = 1024 * 1024;
+pub(crate) const STREAM_WINDOW_MAX: u32 = 1024 * 1024;
 /// Smallest window of one stream: one full frame.
 const STREAM_WINDOW_MIN: u32 = 64 * 1024;
 const _: () = assert!(STREAM_WINDOW_MIN as usize >= READ_BYTES_MAX);
@@ -82,7 +82,7 @@ fn fitting(budget: u64, streams: u64) -> u32 {
 
 /// The window of a whole connection: its streams' largest windows together, so that
 /// streams nobody reads never stall the others.
-pub(crate) fn connection(streams_max: u32) -> u32 {
+pub(crate) fn connection_window(streams_max: u32) -> u32 {
     // Window sizes end at 2^31 - 1 (RFC 9113 section 6.9.1).
     streams_max
         .saturating_mul(STREAM_WINDOW_MAX)
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_connection_holds_all_its_streams() {
-        assert_eq!(connection(200), 200 * STREAM_WINDOW_MAX);
-        assert_eq!(connection(u32::MAX), i32::MAX.unsigned_abs());
+        assert_eq!(connection_window(200), 200 * STREAM_WINDOW_MAX);
+        assert_eq!(connection_window(u32::MAX), i32::MAX.unsigned_abs());
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::iperf::{self, Streams};
-use super::subjects::{Places, Subject};
+use super::subjects::{BULK_PORT, Places, Subject};
 use super::wrk::{self, Connections};
 use crate::harness::mesh::Mesh;
 use crate::harness::processes::Process;
@@ -83,15 +83,17 @@ pub(crate) fn measure(
         count: 50,
         kept: false,
     };
+    let up = |count| Streams { count, down: false };
+    let down = |count| Streams { count, down: true };
     let (mut sample, work) = match case {
         Case::C1 => http(mesh, places, subject, kept(1), time)?,
         Case::C50 => http(mesh, places, subject, kept(50), time)?,
         Case::C300 => http(mesh, places, subject, kept(300), time)?,
         Case::Newconn => http(mesh, places, subject, fresh, time)?,
-        Case::Bulk1Up => bulk(mesh, places, subject, (1, false), time)?,
-        Case::Bulk1Down => bulk(mesh, places, subject, (1, true), time)?,
-        Case::Bulk8Up => bulk(mesh, places, subject, (8, false), time)?,
-        Case::Bulk8Down => bulk(mesh, places, subject, (8, true), time)?,
+        Case::Bulk1Up => bulk(mesh, places, subject, up(1), time)?,
+        Case::Bulk1Down => bulk(mesh, places, subject, down(1), time)?,
+        Case::Bulk8Up => bulk(mesh, places, subject, up(8), time)?,
+        Case::Bulk8Down => bulk(mesh, places, subject, down(8), time)?,
         Case::Rate2000 => rate(mesh, places, subject, time)?,
         Case::Mem => anyhow::bail!("memory is not measured in rounds"),
     };
@@ -136,11 +138,12 @@ fn bulk(
     mesh: &Mesh,
     places: &Places,
     subject: Subject,
-    (count, down): (u32, bool),
+    streams: Streams,
     time: Duration,
 ) -> Result<Measured> {
+    let (host, port) = places.target(subject, BULK_PORT)?;
     let sample = Sample {
-        rate: iperf::run(mesh, places, subject, Streams { count, down }, time)?,
+        rate: iperf::run(mesh, subject.client(), (&host, port), streams, time)?,
         ..Sample::default()
     };
     Ok((sample, time.as_secs_f64()))
