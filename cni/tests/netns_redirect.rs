@@ -1,222 +1,23 @@
 //! The redirect in real network namespaces, with a tiny node proxy in the test.
 //! Needs root; `ip` sets up the interfaces.
 
+#[path = "support/pod.rs"]
+mod pod;
+
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use culvert_cni::redirect::{
-    Installed, Ipv6, Older, Outcome, install, install_host, mechanism, uninstall, uninstall_host,
+    Ipv6, Older, Outcome, install, install_host, mechanism, uninstall, uninstall_host,
 };
 use culvert_cni::rules::{
-    Connection, Mechanism, PROBE_ADDRESS_V4, PROBE_ADDRESS_V6, PROXY_MARK, PodRules, ProbeTarget,
-    SPOOFED_MARK,
+    Mechanism, PROBE_ADDRESS_V4, PROBE_ADDRESS_V6, PROXY_MARK, PodRules, ProbeTarget, SPOOFED_MARK,
 };
-use culvert_netns::{
-    ConnectOptions, Family, ListenOptions, Netns, canonical, listen_tcp, listen_udp,
-    original_destination, tcp_socket,
-};
+use culvert_netns::{Netns, original_destination};
 use culvert_nft::{Capabilities, probe};
-
-/// Longer than any wait that is to succeed, shorter than patience.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// For connections that must not come about.
-const MOMENT: Duration = Duration::from_millis(300);
-
-/// The pod and what is outside it, joined by a veth pair.
-struct Net {
-    pod: Netns,
-    world: Netns,
-}
-
-const POD_V4: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
-const POD_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 2);
-const WORLD_V4: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
-const WORLD_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 1);
-/// Somewhere in the world, where nobody answers.
-const AFAR_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-const AFAR_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 10);
-
-fn ip(netns: &Netns, args: &str) {
-    run(netns, "ip", args);
-}
-
-fn run(netns: &Netns, program: &str, args: &str) -> String {
-    let output = netns
-        .run(|| {
-            Command::new(program)
-                .args(args.split_whitespace())
-                .output()
-                .expect("these tests need ip and nft: apt-get install iproute2 nftables")
-        })
-        .expect("enter the namespace");
-    assert!(output.status.success(), "{program} {args}: {output:?}");
-    String::from_utf8(output.stdout).expect("text")
-}
-
-fn path(netns: &Netns) -> String {
-    format!(
-        "/proc/{}/fd/{}",
-        std::process::id(),
-        netns.as_fd().as_raw_fd()
-    )
-}
-
-fn bare() -> Netns {
-    let netns = Netns::create().expect("these tests make network namespaces: run them as root");
-    ip(&netns, "link set lo up");
-    netns
-}
-
-fn veth(one: (&Netns, &str), other: (&Netns, &str)) {
-    let (netns, name) = one;
-    let (peer, peer_name) = other;
-    let to = path(peer);
-    ip(
-        netns,
-        &format!("link add {name} type veth peer name {peer_name} netns {to}"),
-    );
-    // No link-local address that comes by itself some time later.
-    ip(netns, &format!("link set {name} addrgenmode none"));
-    ip(netns, &format!("link set {name} up"));
-    ip(peer, &format!("link set {peer_name} up"));
-}
-
-impl Net {
-    fn new() -> Self {
-        let net = Self {
-            pod: bare(),
-            world: bare(),
-        };
-        veth((&net.pod, "eth0"), (&net.world, "veth0"));
-        for (netns, device, v4, v6) in [
-            (&net.pod, "eth0", POD_V4, POD_V6),
-            (&net.world, "veth0", WORLD_V4, WORLD_V6),
-        ] {
-            ip(netns, &format!("addr add {v4}/24 dev {device}"));
-            ip(netns, &format!("addr add {v6}/64 dev {device} nodad"));
-        }
-        ip(&net.pod, &format!("route add default via {WORLD_V4}"));
-        ip(&net.pod, &format!("-6 route add default via {WORLD_V6}"));
-        net
-    }
-
-    /// With the rules in the pod.
-    fn enrolled(rules: &PodRules) -> Self {
-        let net = Self::new();
-        net.install(rules);
-        net
-    }
-
-    fn install(&self, rules: &PodRules) -> Installed {
-        self.install_as(rules, &Older::KeepOpen).0
-    }
-
-    fn install_as(&self, rules: &PodRules, older: &Older) -> (Installed, Vec<Connection>) {
-        inside(&self.pod, || {
-            let kernel = probe().expect("nf_tables");
-            assert_eq!(mechanism(kernel), Mechanism::Tproxy);
-            install(rules, kernel, older).expect("installed")
-        })
-    }
-}
-
-fn inside<T: Send>(netns: &Netns, work: impl FnOnce() -> T + Send) -> T {
-    netns.run(work).expect("enter the namespace")
-}
-
-/// A listener as the node proxy opens them.
-fn proxy_listener(netns: &Netns, port: u16) -> TcpListener {
-    let options = ListenOptions {
-        family: Family::Dual,
-        transparent: true,
-        reuse_port: false,
-        mark: Some(PROXY_MARK),
-        backlog: 128,
-    };
-    let listener = inside(netns, || listen_tcp(port, &options)).expect("listen");
-    listener.set_nonblocking(false).expect("blocking");
-    listener
-}
-
-fn listen(netns: &Netns, at: SocketAddr) -> TcpListener {
-    inside(netns, || TcpListener::bind(at)).expect("listen")
-}
-
-fn connect(netns: &Netns, to: SocketAddr) -> TcpStream {
-    connect_within(netns, to, PATIENCE).unwrap_or_else(|error| panic!("connect to {to}: {error}"))
-}
-
-fn connect_within(netns: &Netns, to: SocketAddr, wait: Duration) -> std::io::Result<TcpStream> {
-    let stream = inside(netns, || TcpStream::connect_timeout(&to, wait))?;
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
-    Ok(stream)
-}
-
-/// A connection of the node proxy.
-fn proxy_connect(
-    netns: &Netns,
-    to: SocketAddr,
-    options: ConnectOptions,
-) -> std::io::Result<TcpStream> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let socket = inside(netns, || {
-        let _guard = runtime.enter();
-        tcp_socket(to, &options).expect("a socket")
-    });
-    let connected = runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, socket.connect(to))
-            .await
-            .expect("in time")
-    });
-    let stream = connected?.into_std().expect("std");
-    stream.set_nonblocking(false).expect("blocking");
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
-    Ok(stream)
-}
-
-fn own(mark: u32, source: Option<IpAddr>) -> ConnectOptions {
-    ConnectOptions {
-        source,
-        mark: Some(mark),
-    }
-}
-
-/// Bytes in both directions.
-#[track_caller]
-fn talk(one: &mut TcpStream, other: &mut TcpStream) {
-    other.set_read_timeout(Some(PATIENCE)).expect("timeout");
-    let mut buffer = [0; 4];
-    one.write_all(b"ping").expect("written");
-    other.read_exact(&mut buffer).expect("read");
-    assert_eq!(&buffer, b"ping");
-    other.write_all(b"pong").expect("written");
-    one.read_exact(&mut buffer).expect("read");
-    assert_eq!(&buffer, b"pong");
-}
-
-fn local(stream: &TcpStream) -> SocketAddr {
-    canonical(stream.local_addr().expect("bound"))
-}
-
-fn peer(stream: &TcpStream) -> SocketAddr {
-    canonical(stream.peer_addr().expect("connected"))
-}
-
-fn v4(address: Ipv4Addr, port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(address), port)
-}
-
-fn v6(address: Ipv6Addr, port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V6(address), port)
-}
+use pod::*;
 
 #[test]
 fn outbound_arrives_with_its_original_destination() {
@@ -403,23 +204,6 @@ fn bypass_inbound_reaches_the_application_and_outbound_stays_redirected() {
     assert_eq!(local(&accepted), v4(AFAR_V4, 80));
 }
 
-/// Waits until a connection attempt hangs: its first packet has been dropped.
-fn wait_for_syn_sent(netns: &Netns, port: u16) {
-    let end = tokio::time::Instant::now() + PATIENCE;
-    let remote = format!(":{port:04X} 02 ");
-    loop {
-        let text = inside(netns, || {
-            let read = |file| std::fs::read_to_string(file).expect("readable");
-            read("/proc/thread-self/net/tcp") + &read("/proc/thread-self/net/tcp6")
-        });
-        if text.lines().any(|line| line.contains(&remote)) {
-            return;
-        }
-        assert!(tokio::time::Instant::now() < end, "no attempt to {port}");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn a_first_packet_without_a_listener_waits_for_it() {
     let net = Net::enrolled(&PodRules::default());
@@ -441,21 +225,6 @@ fn a_first_packet_without_a_listener_waits_for_it() {
             talk(&mut client, &mut accepted);
         });
     }
-}
-
-/// A socket for names as the node proxy opens it.
-fn dns_socket(netns: &Netns, at: IpAddr) -> UdpSocket {
-    let options = ListenOptions {
-        family: Family::At(at),
-        transparent: false,
-        reuse_port: true,
-        mark: Some(PROXY_MARK),
-        backlog: 0,
-    };
-    let socket = inside(netns, || listen_udp(15053, &options)).expect("bound");
-    socket.set_nonblocking(false).expect("blocking");
-    socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
-    socket
 }
 
 /// A name server of either family, where the node proxy takes its queries, and whence
