@@ -16,10 +16,13 @@ use prometheus_client::metrics::counter::Counter;
 
 pub(crate) use line::{Event, Fields, write_line};
 
-/// Batches that may wait for the writer: with 16 KiB each, 4 MiB.
-const BATCHES_MAX: usize = 256;
-/// A batch is handed over at this size.
-const BATCH_BYTES: usize = 16 * 1024;
+/// Batches that may wait for the writer: with 64 KiB each, 4 MiB.
+const BATCHES_MAX: usize = 64;
+/// A batch is handed over at this size: about fifty connections, so that the two
+/// wake-ups of the writer and its call do not show.
+const BATCH_BYTES: usize = 64 * 1024;
+/// Room for the record that fills a batch.
+const RECORD_BYTES: usize = 2 * 1024;
 /// A record waits no longer than this for others.
 pub(crate) const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -159,6 +162,7 @@ impl LogBuffer {
         }
         let mut bytes = self.bytes.borrow_mut();
         if bytes.is_empty() {
+            bytes.reserve(BATCH_BYTES + RECORD_BYTES);
             self.wake.notify_one();
         }
         write_line(&mut bytes, self.log.format, event, fields);

@@ -1,6 +1,6 @@
 //! One record of the access log.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Formatter, LowerHex};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -71,11 +71,11 @@ pub(crate) fn write_line(out: &mut Vec<u8>, format: Format, event: Event, fields
         fields.source_workload,
         fields.source_identity,
     );
-    line.text("dst.addr", Some(fields.destination));
-    line.text("dst.hbone_addr", fields.authority);
+    line.shown("dst.addr", Some(fields.destination));
+    line.shown("dst.hbone_addr", fields.authority);
     line.text(
         "dst.service",
-        fields.service.map(|service| &service.name.hostname),
+        fields.service.map(|service| &*service.name.hostname),
     );
     line.side(
         "dst",
@@ -87,13 +87,11 @@ pub(crate) fn write_line(out: &mut Vec<u8>, format: Format, event: Event, fields
     line.text("connection_security_policy", Some(fields.security));
     line.number("bytes_sent", fields.bytes_sent);
     line.number("bytes_recv", fields.bytes_received);
-    line.text(
-        "duration",
-        Some(format_args!("{}ms", fields.duration.as_millis())),
-    );
-    line.text("trace", fields.trace.map(|trace| format!("{trace:032x}")));
+    let millis = fields.duration.as_millis();
+    line.shown("duration", Some(format_args!("{millis}ms")));
+    line.shown("trace", fields.trace.map(Hexadecimal));
     line.text("response_flags", Some(fields.flag));
-    line.text("refusal", fields.refusal.map(|id| format!("{id:016x}")));
+    line.shown("refusal", fields.refusal.map(Hexadecimal));
     line.text("error", fields.error);
     line.end();
 }
@@ -142,44 +140,72 @@ impl Line<'_> {
                 "dst.cluster",
             ]
         };
-        self.text(names[0], address);
-        self.text(names[1], workload.map(|workload| &workload.name));
-        self.text(names[2], workload.map(|workload| &workload.namespace));
+        self.shown(names[0], address);
+        self.text(names[1], workload.map(|workload| &*workload.name));
+        self.text(names[2], workload.map(|workload| &*workload.namespace));
         self.text(names[3], identity.map(Identity::uri));
-        self.text(names[4], workload.map(|workload| &workload.cluster_id));
+        self.text(names[4], workload.map(|workload| &*workload.cluster_id));
     }
 
-    fn text(&mut self, key: &str, value: Option<impl Display>) {
+    /// A value of any bytes.
+    fn text(&mut self, key: &str, value: Option<&str>) {
         let Some(value) = value else { return };
-        if self.json {
-            let _ = write!(self.out, ",\"{key}\":\"");
-            let _ = write!(Escaped(self.out), "{value}");
-            self.out.push(b'"');
-            return;
+        self.key(key);
+        let plain = |b: u8| b.is_ascii_graphic() && b != b'"' && b != b'=' && b != b'\\';
+        let is_plain = value.bytes().all(plain);
+        let quoted = self.json || !is_plain;
+        self.quote(quoted);
+        if is_plain {
+            self.out.extend_from_slice(value.as_bytes());
+        } else {
+            let _ = Escaped(self.out).write_all(value.as_bytes());
         }
-        let _ = write!(self.out, " {key}=");
-        let start = self.out.len();
+        self.quote(quoted);
+    }
+
+    /// A value whose text needs no escapes.
+    fn shown(&mut self, key: &str, value: Option<impl Display>) {
+        let Some(value) = value else { return };
+        self.key(key);
+        self.quote(self.json);
         let _ = write!(self.out, "{value}");
-        let plain = |b: &u8| b.is_ascii_graphic() && *b != b'"' && *b != b'=';
-        if !self.out[start..].iter().all(plain) {
-            let raw = self.out.split_off(start);
-            self.out.push(b'"');
-            let _ = Escaped(self.out).write_all(&raw);
-            self.out.push(b'"');
-        }
+        self.quote(self.json);
     }
 
     fn number(&mut self, key: &str, value: u64) {
-        let _ = if self.json {
-            write!(self.out, ",\"{key}\":{value}")
+        self.key(key);
+        let _ = write!(self.out, "{value}");
+    }
+
+    fn key(&mut self, key: &str) {
+        let parts: [&str; 3] = if self.json {
+            [",\"", key, "\":"]
         } else {
-            write!(self.out, " {key}={value}")
+            [" ", key, "="]
         };
+        for part in parts {
+            self.out.extend_from_slice(part.as_bytes());
+        }
+    }
+
+    fn quote(&mut self, quoted: bool) {
+        if quoted {
+            self.out.push(b'"');
+        }
     }
 
     fn end(&mut self) {
         self.out
             .extend_from_slice(if self.json { b"}\n" } else { b"\n" });
+    }
+}
+
+/// All digits of a number, leading zeros too.
+struct Hexadecimal<T>(T);
+
+impl<T: LowerHex> Display for Hexadecimal<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:0width$x}", self.0, width = 2 * size_of::<T>())
     }
 }
 
