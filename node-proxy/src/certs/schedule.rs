@@ -15,8 +15,9 @@ const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(150);
 /// Spread of the waits.
 const BACKOFF_JITTER: f64 = 0.2;
-/// A connection that waits shortens the wait to this.
-const DEMAND_WAIT_MAX: Duration = Duration::from_secs(5);
+/// A connection that waits shortens the wait to this: so far below what a connection
+/// bears that one which comes right after a failure sees two more tries.
+const DEMAND_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Why a certificate is wanted; the more urgent is the greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -190,11 +190,20 @@ impl<A: Authority> CertificateTask<A> {
                 let text = chain(&error);
                 tracing::warn!(%identity, error = text, "certificate request failed");
                 self.schedule.failed(&identity, self.now());
+                if self.is_waited_for(&identity) {
+                    self.schedule.demand(&identity);
+                }
                 if self.schedule.contains(&identity) {
                     self.failures.note(identity, text.into());
                 }
             }
         }
+    }
+
+    /// Whether a connection still waits for a certificate.
+    fn is_waited_for(&self, identity: &Identity) -> bool {
+        let waiting = self.waiting.get(identity);
+        waiting.is_some_and(|waiting| waiting.iter().any(|waiter| !waiter.is_closed()))
     }
 
     /// Takes an answer into use, if it is better than what there is.

@@ -201,6 +201,31 @@ async fn a_connection_waits_five_seconds_and_learns_the_last_failure() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_sees_a_try_also_when_one_has_just_failed() {
+    const MOMENT: Duration = Duration::from_millis(10);
+    // While the failing try is under way, and after it.
+    for after in [Duration::ZERO, 3 * MOMENT] {
+        let world = world();
+        world.ca.behave(Behaviour::Fails);
+        world.certificates.acquire(&id("a")).await;
+        // The waits have grown to their longest.
+        world.pass(HOUR).await;
+        let tries = world.ca.requests();
+        while world.ca.requests() == tries {
+            world.pass(MOMENT).await;
+        }
+        sleep(after).await;
+        let of = id("a");
+        let back = async {
+            sleep(3 * MOMENT).await;
+            world.ca.behave(Behaviour::Works);
+        };
+        let (waiting, ()) = tokio::join!(world.certificates.certificate(&of), back);
+        waiting.expect("the CA is back");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_slow_ca_keeps_a_connection_no_longer_than_its_deadline() {
     let world = world();
     world.ca.behave(Behaviour::TakesLong);
@@ -291,7 +316,7 @@ async fn the_last_good_certificate_stays_until_it_expires() {
         .certificates
         .certificate(&id("a"))
         .await
-        .expect("at once when the CA is back");
+        .expect("soon when the CA is back");
 }
 
 #[tokio::test(start_paused = true)]
