@@ -105,7 +105,7 @@ async fn overview(State(api): State<Api>) -> Json<Overview> {
         settings: api.context.settings.clone(),
         components: api.statuses.borrow().clone(),
         findings: api.findings.borrow().clone(),
-        missing: missing(&world, mesh),
+        missing: missing(&world, mesh, SystemTime::now()),
         pods: (pods.len(), pods.iter().filter(good).count()),
     })
 }

@@ -1,11 +1,14 @@
 //! Whether everything is up, and what is still missing. Pure; `up` shows it.
 
+use std::time::{Duration, SystemTime};
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::enrollment::{ENROLLED, is_wanted};
 use super::object::{
-    Key, Object, annotation, is_pod_ready, is_terminating, list, namespace, number, phase, text,
+    Key, Object, age, annotation, is_pod_ready, is_terminating, list, namespace, number, phase,
+    text,
 };
 use super::world::World;
 
@@ -24,6 +27,9 @@ pub(crate) struct Missing {
 const HOPELESS: [&str; 2] = ["CreateContainerConfigError", "CreateContainerError"];
 /// A container that ended this often will go on ending.
 const RESTARTS_HOPELESS: u64 = 5;
+/// A container that failed must last this long before its pod counts as up: without a
+/// readiness probe it is ready as soon as it runs, and may end the next moment.
+const SETTLED: Duration = Duration::from_secs(3);
 
 /// Whether there is a mesh that pods have to be in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,11 +41,11 @@ pub(crate) enum Mesh {
 }
 
 /// Everything that is missing.
-pub(crate) fn missing(world: &World, mesh: Mesh) -> Vec<Missing> {
+pub(crate) fn missing(world: &World, mesh: Mesh, now: SystemTime) -> Vec<Missing> {
     let mut all: Vec<Missing> = world
         .of_kind("Pod")
         .filter(|pod| !is_terminating(pod))
-        .filter_map(pod_missing)
+        .filter_map(|pod| pod_missing(pod, now))
         .collect();
     if mesh == Mesh::Enabled {
         all.extend(
@@ -119,7 +125,7 @@ fn replicas_missing(owner: &Value) -> Option<String> {
     (!seen || ready < wanted).then(|| format!("{ready} of {wanted} ready"))
 }
 
-fn pod_missing(pod: &Object) -> Option<Missing> {
+fn pod_missing(pod: &Object, now: SystemTime) -> Option<Missing> {
     let missing = |reason: String, needs_help| {
         Some(Missing {
             object: Key::of(pod).to_string(),
@@ -132,7 +138,12 @@ fn pod_missing(pod: &Object) -> Option<Missing> {
         // A Job retries; a bare pod does not.
         "Failed" if super::object::controller_uid(pod).is_some() => return None,
         "Failed" => return missing("failed".to_owned(), true),
-        _ if is_pod_ready(pod) => return None,
+        _ if is_pod_ready(pod) => {
+            let unsettled = list(pod, "/status/containerStatuses")
+                .iter()
+                .find(|container| is_unsettled(container, now))?;
+            return missing(format!("{} and was started anew", ended(unsettled)), false);
+        }
         _ => {}
     }
     let scheduled = list(pod, "/status/conditions").iter().find(|one| {
@@ -154,14 +165,7 @@ fn pod_missing(pod: &Object) -> Option<Missing> {
             return missing(format!("container {name}: {why}"), true);
         }
         if restarts >= RESTARTS_HOPELESS {
-            let code = container
-                .pointer("/lastState/terminated/exitCode")
-                .cloned()
-                .unwrap_or_default();
-            return missing(
-                format!("container {name}: ended {restarts} times, last with exit code {code}"),
-                true,
-            );
+            return missing(ended(container), true);
         }
         let unready = container.get("ready") != Some(&json!(true));
         if unready && softer.is_none() {
@@ -176,17 +180,32 @@ fn pod_missing(pod: &Object) -> Option<Missing> {
     missing(softer.unwrap_or_else(|| "not started".to_owned()), false)
 }
 
+const LAST_EXIT_CODE: &str = "/lastState/terminated/exitCode";
+
+/// Whether a container failed a moment ago and runs again.
+fn is_unsettled(container: &Value, now: SystemTime) -> bool {
+    let failed = number(container, LAST_EXIT_CODE).is_some_and(|code| code != 0);
+    failed && age(container, "/state/running/startedAt", now).is_none_or(|age| age < SETTLED)
+}
+
+fn ended(container: &Value) -> String {
+    let name = text(container, "/name").unwrap_or_default();
+    let restarts = number(container, "/restartCount").unwrap_or(0);
+    let code = container.pointer(LAST_EXIT_CODE).unwrap_or(&Value::Null);
+    format!("container {name}: ended {restarts} times, last with exit code {code}")
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use super::*;
     use crate::engine::world::Action;
+
+    const NOW: SystemTime = SystemTime::UNIX_EPOCH;
 
     fn world(objects: &[Value]) -> World {
         let mut world = World::default();
         for object in objects {
-            world.apply(Action::Put(object.clone()), SystemTime::UNIX_EPOCH);
+            world.apply(Action::Put(object.clone()), NOW);
         }
         world
     }
@@ -196,7 +215,7 @@ mod tests {
     }
 
     fn check(status: &Value, expect: Option<(&str, bool)>) {
-        let found = missing(&world(&[pod(status)]), Mesh::Absent);
+        let found = missing(&world(&[pod(status)]), Mesh::Absent, NOW);
         match expect {
             None => assert!(found.is_empty(), "{found:?}"),
             Some((reason, needs_help)) => {
@@ -232,17 +251,43 @@ mod tests {
     }
 
     #[test]
+    fn a_container_that_keeps_failing_is_not_up_between_two_ends() {
+        let pod = |code: u64| {
+            pod(&json!({
+                "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{
+                    "name": "c", "ready": true, "restartCount": 2,
+                    "state": {"running": {"startedAt": "1970-01-01T00:01:00Z"}},
+                    "lastState": {"terminated": {"exitCode": code}},
+                }],
+            }))
+        };
+        let found = |code, seconds| {
+            let now = NOW + Duration::from_secs(seconds);
+            missing(&world(&[pod(code)]), Mesh::Absent, now)
+        };
+        let again = found(2, 61);
+        assert_eq!(
+            again[0].reason,
+            "container c: ended 2 times, last with exit code 2 and was started anew"
+        );
+        assert!(!again[0].needs_help);
+        assert_eq!(found(2, 63), [], "it lasts");
+        assert_eq!(found(0, 61), [], "it ended in order");
+    }
+
+    #[test]
     fn a_ready_pod_waits_for_its_place_in_the_mesh() {
         let mut pod =
             pod(&json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
         pod["metadata"]["labels"] = json!({"culvert.dev/mesh": "enabled"});
-        assert_eq!(missing(&world(&[pod.clone()]), Mesh::Absent), []);
+        assert_eq!(missing(&world(&[pod.clone()]), Mesh::Absent, NOW), []);
         assert_eq!(
-            missing(&world(&[pod.clone()]), Mesh::Enabled)[0].reason,
+            missing(&world(&[pod.clone()]), Mesh::Enabled, NOW)[0].reason,
             "not enrolled yet"
         );
         pod["metadata"]["annotations"] = json!({ENROLLED: "true"});
-        assert_eq!(missing(&world(&[pod]), Mesh::Enabled), []);
+        assert_eq!(missing(&world(&[pod]), Mesh::Enabled, NOW), []);
     }
 
     #[test]
@@ -252,13 +297,13 @@ mod tests {
                    "spec": {"replicas": 2},
                    "status": {"observedGeneration": generation, "readyReplicas": ready}})
         };
-        assert!(missing(&world(&[deployment(2, 2)]), Mesh::Absent).is_empty());
+        assert!(missing(&world(&[deployment(2, 2)]), Mesh::Absent, NOW).is_empty());
         assert_eq!(
-            missing(&world(&[deployment(2, 1)]), Mesh::Absent)[0].reason,
+            missing(&world(&[deployment(2, 1)]), Mesh::Absent, NOW)[0].reason,
             "1 of 2 ready"
         );
         assert_eq!(
-            missing(&world(&[deployment(1, 2)]), Mesh::Absent).len(),
+            missing(&world(&[deployment(1, 2)]), Mesh::Absent, NOW).len(),
             1,
             "the change is not seen yet"
         );
