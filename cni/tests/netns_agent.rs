@@ -200,8 +200,12 @@ fn gc_takes_out_what_the_runtime_does_not_have() {
         node.add(pod);
         assert_eq!(proxy.next(), Proxy::add(pod));
     }
-    // All are there: nobody is told anything.
+    // All are there: all of them stay.
     assert!(node.collect(&[&kept, &left_over]).status.success());
+    for pod in [&kept, &left_over] {
+        assert!(node.plugin("CHECK", pod).status.success());
+        check_redirected(pod);
+    }
     // The runtime has lost one sandbox, and its DEL.
     let collected = node.collect(&[&kept]);
     assert!(collected.status.success(), "{collected:?}");

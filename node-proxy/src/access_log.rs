@@ -16,8 +16,10 @@ use prometheus_client::metrics::counter::Counter;
 
 pub(crate) use line::{Event, Fields, write_line};
 
-/// Batches that may wait for the writer: with 64 KiB each, 4 MiB.
-const BATCHES_MAX: usize = 64;
+/// Batches that may wait for the writer: full ones are 16 MiB; at a low rate, where
+/// each holds what came in [`BATCH_INTERVAL`], a worker bears a disk that stands still
+/// for 12 s.
+const BATCHES_MAX: usize = 256;
 /// A batch is handed over at this size: about fifty connections, so that the two
 /// wake-ups of the writer and its call do not show.
 const BATCH_BYTES: usize = 64 * 1024;
